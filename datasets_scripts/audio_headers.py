@@ -1,4 +1,4 @@
-"""Read the structure that decoders do not check: tags, unfinished headers, the links and the ends of Ogg files.
+"""Read the structure that decoders do not check: tags, unfinished headers, frames of MP3, links and ends of Ogg files.
 
 libsndfile reads incomplete and chained Ogg files (RFC 3533) without an error, and unfinished WAV files as empty.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 Content: TypeAlias = bytes | mmap.mmap
@@ -14,6 +15,17 @@ Content: TypeAlias = bytes | mmap.mmap
 # Headers of sound without a length: the `data` chunk of WAV and RF64, `SSND` of AIFF, and the `data` chunk of Wave64.
 _UNFINISHED = re.compile(rb"data(?:\0{4}|\xff{4})|SSND.{4}\0{8}|data\xf3\xac\xd3\x11.{16}", re.DOTALL)
 _CHUNK = re.compile(rb"[A-Za-z0-9 _]{4}")
+
+MP3_SYNC = re.compile(rb"\xff[\xe2-\xff]")
+"""First bytes of a frame of MP3."""
+
+# Bit rates of layer III in kbit/s, of MPEG 1 and of MPEG 2 and 2.5.
+_KILOBITS = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
+)
+_RATES_HZ = (44_100, 48_000, 32_000, 10**9)  # of MPEG 1; the last one is no rate
+_HALVINGS = {0xFA: 0, 0xFB: 0, 0xF2: 1, 0xF3: 1, 0xE2: 2, 0xE3: 2}  # of the rate, by the second byte of layer III
 
 _FIRST_PAGE = re.compile(rb"OggS\0[\x02\x06]")  # of a stream: flags of a page with the first packet
 _PAGE_HEADER_BYTES = 27
@@ -30,6 +42,33 @@ def skip_id3(content: Content) -> int:
             size = size << 7 | byte & 0x7F
         start += 10 + size + (10 if header[5] & 0x10 else 0)  # the flag of a footer
     return start
+
+
+def count_mp3_frames(content: Content) -> tuple[int, int, bool]:
+    """Count the frames of layer III at the beginning, including that of a tag.
+
+    Frames of the free format, which have no announced size, do not count.
+
+    Returns:
+        Their number, the position after them, and whether the content ends within the next frame.
+    """
+    count = stop = 0
+    while size := _mp3_frame_bytes(content[stop : stop + 4]):
+        if stop + size > len(content):
+            return count, stop, True
+        count, stop = count + 1, stop + size
+    return count, stop, False
+
+
+@lru_cache
+def _mp3_frame_bytes(header: bytes) -> int:
+    """Return the size of a frame of layer III, or 0 if the four bytes are no header of one."""
+    if len(header) < 4 or header[0] < 0xFF or header[1] not in _HALVINGS:
+        return 0
+    halvings = _HALVINGS[header[1]]
+    rate_hz = _RATES_HZ[header[2] >> 2 & 3] >> halvings
+    size = _KILOBITS[halvings > 0][header[2] >> 4] * (72_000 if halvings else 144_000) // rate_hz
+    return size and size + (header[2] >> 1 & 1)
 
 
 def find_sound(content: Content) -> int | None:

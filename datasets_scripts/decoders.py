@@ -23,7 +23,17 @@ import soundfile
 
 from modeling_supclap.waveform import BadAudioError, to_mono
 
-from .audio_headers import Content, Link, find_sound, is_whole_ogg, mark_end, read_links, skip_id3
+from .audio_headers import (
+    MP3_SYNC,
+    Content,
+    Link,
+    count_mp3_frames,
+    find_sound,
+    is_whole_ogg,
+    mark_end,
+    read_links,
+    skip_id3,
+)
 from .remote_files import read_file, refuse_pointer
 
 Source: TypeAlias = str | Path | bytes
@@ -47,7 +57,7 @@ class MissingDecoderError(BadAudioError):
 
 
 _TOLERANCE_SECONDS = 0.1  # encoders pad the last frame, and some headers announce a few bytes too many
-_RIFF_TOLERANCE_BYTES = 1000  # 0.1 s at 80 kbit/s
+_SIZE_TOLERANCE_BYTES = 1000  # 0.1 s at 80 kbit/s
 _BLOCK_FRAMES = 2**20  # frames per read, because a header may announce more frames than fit in memory
 _MP3_PREROLL_FRAMES = 2**14  # decoded before a part, because a frame of MP3 needs data of earlier ones
 _GRANULE_SAMPLES = 576  # part of an MP3 frame that is decoded at a time
@@ -58,11 +68,15 @@ _MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC 
 # truncated file as if it were complete.
 _ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 _OF_LIBSNDFILE = re.compile(rb"RIF[FX]....WAVE|RF64|FORM|fLaC|\.snd|riff|caff", re.DOTALL)
-# First frame of an MP3 that announces the numbers of its frames and of its bytes.
-_MP3_TAG = re.compile(rb"\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f](.{4})(.{4})", re.DOTALL)
-_MP3_FRAME_BYTES = (24, 1441)  # smallest and largest frame
-_ID3V1_BYTES = 128  # of a tag after the last frame
+# First frame of an MP3 that announces the number of its frames and, if a flag is set, of its bytes.
+_MP3_TAG = re.compile(
+    rb"\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0([\x01\x03\x05\x07\x09\x0b\x0d\x0f])(.{4})(.{4})", re.DOTALL
+)
+_MP3_TAG_REACH = 2**16  # bytes before it, such as the end of another frame
+_MP3_MOST_RATIO = 64  # of the bit rates of two frames
+_ASF_DATA = bytes.fromhex("3626b2758e66cf11a6d900aa0062ce6c")  # before the size of the packets
 _TEXT = re.compile(rb"[\t\n\r\x20-\x7e]+")
+_ADVICE = "install PyAV (pip install 'supclap[ffmpeg]'), or convert it to FLAC"
 
 
 @contextmanager
@@ -88,6 +102,14 @@ class _TolerantFile:
 
 class _Bytes(_TolerantFile, io.BytesIO):
     """File of bytes in memory."""
+
+
+class _Longer(_Bytes):
+    """MP3 that pretends to be longer, because libsndfile stops at the length that it estimates by the first frame."""
+
+    def tell(self) -> int:
+        position, size = super().tell(), len(self.getbuffer())
+        return _MP3_MOST_RATIO * size if position == size else position
 
 
 class _Map(_TolerantFile, mmap.mmap):
@@ -227,18 +249,20 @@ class _Chain:
 class _SndFile(soundfile.SoundFile):
     """Reader of a file that libsndfile decodes."""
 
-    def __init__(self, content: Content, name: str, **raw: Any) -> None:
-        super().__init__(_as_file(content), **raw)
+    def __init__(self, content: Content, name: str, estimated: bool = False, **raw: Any) -> None:
+        self._bytes = _Longer(content) if estimated else _as_file(content)
+        super().__init__(self._bytes, **raw)
         self._label, self.rate_hz = name, self.samplerate
-        # None: a FLAC without a length
-        self.length = self.frames if self.frames < _MOST_FRAMES else None
+        # None: a FLAC without a length, or an MP3 whose length libsndfile estimates
+        self.length = None if estimated or self.frames >= _MOST_FRAMES else self.frames
 
     def seekable(self) -> bool:
         # soundfile would seek after each read, which fails at the end of a FLAC file with unknown length.
         return False
 
     def blocks(self, start: int = 0, count: int | None = None) -> Iterator[np.ndarray]:
-        is_mp3, skipped, num_lost = self.format == "MP3", start, 0
+        is_estimated, is_mp3 = isinstance(self._bytes, _Longer), self.format == "MP3"
+        skipped, num_lost = start, 0
         left = _MOST_FRAMES if count is None else start + count
         if self.length is not None and super().seekable():  # GSM is not
             skipped = min(start, _MP3_PREROLL_FRAMES if is_mp3 else 0)
@@ -252,6 +276,12 @@ class _SndFile(soundfile.SoundFile):
                 if len(block) > skipped:
                     yield block[skipped:]
                 skipped = max(0, skipped - len(block))
+            if left and is_estimated and self._bytes.tell() < len(self._bytes.getbuffer()):
+                raise soundfile.SoundFileError
+        except soundfile.SoundFileError as error:
+            if not is_estimated:
+                raise
+            raise ValueError(f"libsndfile cannot read this MP3 to its end; {_ADVICE}") from error
         finally:
             if num_lost:  # libmpg123 prints messages about the damage, without the name of the file
                 seconds = num_lost * _GRANULE_SAMPLES / self.rate_hz
@@ -281,19 +311,14 @@ def _open_reader(content: Content, name: str) -> Any:
     """Open a recording with libsndfile or, if that cannot read it correctly, with FFmpeg."""
     if content[:4] == b"OggS":
         return _open_ogg(content, name)
-    problem, tag = "this MP3 does not announce its length", _MP3_TAG.match(content[:64])
-    is_whole_mp3 = tag is not None and _is_whole_mp3(content, tag, name)
+    if MP3_SYNC.match(content):
+        return _open_mp3(content, name)
     try:
         file = _SndFile(content, name)
     except soundfile.SoundFileError as error:
         return _open_with_ffmpeg(content, name, _problem(error))
-    if "MPEG" in file.subtype and not is_whole_mp3:
-        try:
-            return _open_with_ffmpeg(content, name, problem)
-        except MissingDecoderError:
-            raise
-        except BadAudioError:  # the free format, whose constant bit rate makes the estimate of libsndfile exact
-            return _SndFile(content, name)
+    if "MPEG" in file.subtype:  # in another container
+        return _open_mp3(content, name)
     if "Ambiguous" in file.extra_info:
         problem = "samples of 24 bits in 4 bytes, which decoders read incorrectly"
         raise BadAudioError(f"{name} has {problem}; convert it to FLAC")
@@ -306,13 +331,34 @@ def _open_reader(content: Content, name: str) -> Any:
     return file
 
 
-def _is_whole_mp3(content: Content, tag: re.Match[bytes], name: str) -> bool:
-    """Return whether a file is the MP3 that its tag announces; raise BadAudioError if it is truncated."""
-    count, size = (int.from_bytes(number, "big") for number in tag.groups())
-    if count and size > len(content) and not _is_placeholder(size, len(content)):
-        raise BadAudioError(f"{name} is truncated: it announces {size} bytes of MP3, but it has {len(content)}")
-    is_one = 0 <= len(content) - size <= _ID3V1_BYTES  # other files may follow
-    return is_one and _MP3_FRAME_BYTES[0] * count <= size <= _MP3_FRAME_BYTES[1] * count
+def _open_mp3(content: Content, name: str) -> Any:
+    """Open an MP3 with libsndfile if its tag announces its frames correctly; raise BadAudioError if it is truncated.
+
+    Without a correct tag, FFmpeg decodes it or, if that is missing or fails, libsndfile to the end.
+    """
+    num_frames, stop, is_cut = count_mp3_frames(content)
+    is_whole = is_cut or MP3_SYNC.search(content, stop) is None  # other frames may follow
+    tag = _MP3_TAG.match(content[:64])
+    if tag is not None:
+        announced, size = int.from_bytes(tag[2], "big"), int.from_bytes(tag[3], "big")
+        if announced and tag[1][0] & 2 and size > len(content) and not _is_placeholder(size, len(content)):
+            raise BadAudioError(f"{name} is truncated: it announces {size} bytes of MP3, but it has {len(content)}")
+        if is_whole and announced in (num_frames - 1, num_frames):  # some encoders count the frame of the tag, too
+            return _SndFile(content, name)
+        if is_cut and announced > num_frames and not _is_placeholder(announced, num_frames):
+            raise BadAudioError(f"{name} is truncated: it announces {announced} frames, but it has {num_frames}")
+    try:
+        return _open_with_ffmpeg(content, name, "this MP3 does not announce its length")
+    except BadAudioError as error:  # PyAV is missing, or the free format
+        with suppress(soundfile.SoundFileError):
+            return _SndFile(_without_number(content[:stop] if is_whole else content), name, estimated=True)
+        raise error
+
+
+def _without_number(content: Content) -> Content:
+    """Return an MP3 without the number in its tag, because decoders drop padding where the sound should end."""
+    tag = _MP3_TAG.search(content, 0, _MP3_TAG_REACH)
+    return content if tag is None else content[: tag.start(2)] + bytes(4) + content[tag.end(2) :]
 
 
 def _open_ogg(content: Content, name: str) -> Any:
@@ -354,16 +400,19 @@ def _open_with_ffmpeg(content: Content, name: str, problem: str) -> Any:
     except ImportError as error:
         if _OF_LIBSNDFILE.match(head):
             raise BadAudioError(f"{about} is damaged, or of a rare kind: {problem}; convert it to FLAC") from error
-        advice = "install PyAV (pip install 'supclap[ffmpeg]'), or convert it to FLAC"
         raise MissingDecoderError(
-            f"{about} needs FFmpeg, because libsndfile cannot read it: {problem}; {advice}"
+            f"{about} needs FFmpeg, because libsndfile cannot read it: {problem}; {_ADVICE}"
         ) from error
-    announced = 8 + int.from_bytes(head[4:8], "little")
-    is_short = announced > len(content) + _RIFF_TOLERANCE_BYTES and not _is_placeholder(announced, len(content))
-    if head[:4] == b"RIFF" and is_short:  # AVI, and WAV with a rare codec
+    announced = 0
+    if head[:4] == b"RIFF":  # AVI, and WAV with a rare codec
+        announced = 8 + int.from_bytes(head[4:8], "little")
+    elif head[:4] == b"0&\xb2u":  # Windows Media
+        start = max(0, content.find(_ASF_DATA))
+        announced = start + int.from_bytes(content[start + 16 : start + 24], "little")
+    if announced > len(content) + _SIZE_TOLERANCE_BYTES and not _is_placeholder(announced, len(content)):
         raise BadAudioError(f"{name} is truncated: it announces {announced} bytes, but it has {len(content)}")
     try:
-        return Track(partial(_as_file, content), name)
+        return Track(partial(_as_file, _without_number(content)), name)
     except Exception as error:
         reasons = f"libsndfile ({problem}) or FFmpeg ({_problem(error)})"
         raise BadAudioError(f"{about} is not audio that can be decoded by {reasons}") from error

@@ -18,10 +18,10 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 # Formats whose headers contain the length.
-_WITH_LENGTH = "aiff,ape,asf,au,caf,dsf,flac,iff,matroska,mov,mpc,mpc8,nistsphere,oma,ogg,rm,shn,tak,tta,voc,w64,wv"
+_WITH_LENGTH = "aiff,ape,au,caf,dsf,flac,iff,matroska,mov,mpc,mpc8,nistsphere,oma,ogg,rm,shn,tak,tta,voc,w64,wv"
 # FFmpeg estimates the length of these from the bit rate or from the last time stamp, or headers are often wrong.
 _OTHERS = (
-    "aac,ac3,aea,amr,amrnb,amrwb,ast,avi,bonk,dss,dts,dtshd,eac3,flv,g726,gsm,ircam,loas,mlp,mp3,mpeg,mpegts,mpegvideo,nut,"
+    "aac,ac3,aea,amr,amrnb,amrwb,asf,ast,avi,bonk,dss,dts,dtshd,eac3,flv,g726,gsm,ircam,loas,mlp,mp3,mpeg,mpegts,mpegvideo,nut,"
     "osq,qoa,rka,sbc,sol,sox,svag,truehd,vqf,wav,wavarc,wsd,wtv,wve,xwma"
 )
 # Without the first list, FFmpeg would open playlists and the files that they name.
@@ -54,9 +54,9 @@ class Track:
         self._open()
         form = self._container.format.name.split(",")[0]
         self._is_padded = form == "mov"
-        self.slack = len(self._first) if form in ("asf", "caf") else 0
+        self.slack = len(self._first) if form == "caf" else 0
         self.length = self._announced_length(form)
-        if self.length is None:
+        if self.length is None and form != "asf":  # its packets overlap
             ticks = sum(packet.duration or 0 for packet in self._container.demux(self._stream))
             self.length = len(self._first) + round(ticks * self._tick) if ticks else None
             self._open()
@@ -82,8 +82,7 @@ class Track:
     def _announced_length(self, form: str) -> int | None:
         """Return the number of samples by the header, without the time before the first one, or None."""
         stream, container = self._stream, self._container
-        is_of_video = form == "asf" and len(container.streams) > 1  # the length may be that of the video
-        if is_of_video or form not in _WITH_LENGTH.split(","):
+        if form not in _WITH_LENGTH.split(","):
             return None
         begin = float((stream.start_time or 0) * stream.time_base)
         if stream.duration:

@@ -55,22 +55,22 @@ def make_manifest(
     for split, of_split in notes.items():
         bad[split] = []
         captions: Counter[str] = Counter()
-        clips, short, seconds = 0, 0, 0.0
+        about = {"clips": 0, "seconds": 0.0, "short_clips": 0}
         for note in of_split:
             if "reason" in note:
                 bad[split].append(note)
                 continue
-            clips += 1
-            seconds += note["seconds"]
-            short += note["seconds"] < SHORT_SECONDS
+            about["clips"] += 1
+            about["seconds"] += note["seconds"]
+            about["short_clips"] += note["seconds"] < SHORT_SECONDS
             captions.update(note["captions"])
             licenses[note["license"]] += 1
             audio.update(files=1, bytes=note["source_bytes"])
             digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
 
-        about = {"clips": clips, "seconds": round(seconds, 6)}
-        if short:
-            about["short_clips"] = short
+        about["seconds"] = round(about["seconds"], 6)
+        if not about["short_clips"]:
+            del about["short_clips"]
         splits[split] = {**about, "captions": dict(captions), "shards": list(shards[split])}
     return {
         "format": FORMAT,

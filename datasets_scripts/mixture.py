@@ -16,14 +16,8 @@ from .stream import ROWS_OF_A_GROUP, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
 
-_SAMPLING_TYPE = Features(
-    {
-        "repeats": Value("float64"),
-        "weight": Value("float64"),
-        "balance_labels": Value("bool"),
-        "temperature": Value("float64"),
-    }
-)
+_SAMPLING_TYPE = Features({name: Value("float64") for name in ("repeats", "weight", "balance_labels", "temperature")})
+_SAMPLING_TYPE["balance_labels"] = Value("bool")
 
 
 def mix(
@@ -55,12 +49,14 @@ def mix(
     balanced = [name for name, of_set in options.items() if of_set.get("balance_labels")]
     if is_stream and balanced:
         raise ValueError(f"balance_labels is set for {balanced}; streams do not support it; remove it")
-    _check_options(options, list(sets))
+    for name, of_set in options.items():
+        if name not in sets:
+            raise ValueError(f"got options of {name!r}; expected the datasets {', '.join(sets)}")
+        if unknown := sorted(of_set.keys() - {"repeats", "weight", "balance_labels"}):
+            raise ValueError(f"{name} has the options {unknown}; expected repeats, weight or balance_labels")
     expected = expected_counts(train, options, temperature)
-    languages: list[str] = []
-    for splits in sets.values():
-        for rows in splits.values():
-            languages += [language for language in rows.features["captions"] if language not in languages]
+    all_rows = chain.from_iterable(splits.values() for splits in sets.values())
+    languages = list(dict.fromkeys(chain.from_iterable(rows.features["captions"] for rows in all_rows)))
     parts: dict[str, list[Dataset]] = {}
     for name, splits in sets.items():
         for split, rows in splits.items():
@@ -81,15 +77,6 @@ def mix(
             copies += [float(expected[name][0])] * len(streams[name].row_groups)
         mixed["train"] = RowStream(_MixedSplit(streams, languages)).repeat(copies)
     return mixed
-
-
-def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Raise ValueError if a dataset or one of its options is unknown."""
-    for name, of_set in options.items():
-        if name not in names:
-            raise ValueError(f"got options of {name!r}; expected the datasets {', '.join(names)}")
-        if unknown := sorted(of_set.keys() - {"repeats", "weight", "balance_labels"}):
-            raise ValueError(f"{name} has the options {unknown}; expected repeats, weight or balance_labels")
 
 
 def warn_of_shared_recordings(splits: Mapping[str, Any]) -> None:
@@ -177,9 +164,7 @@ def expected_counts(
         ValueError: More than one of repeats, weight and temperature is used, a value is not positive, or a row has no
             label and `balance_labels` is set.
     """
-    used: set[str] = set()
-    for of_set in options.values():
-        used |= {"repeats", "weight"} & of_set.keys()
+    used = {"repeats", "weight"}.intersection(chain.from_iterable(options.values()))
     if len(used) + (temperature is not None) > 1:
         raise ValueError(f"got {sorted(used)} and temperature {temperature}; use one of them for all datasets")
     key = next(iter(used), "repeats")
@@ -204,9 +189,9 @@ def expected_counts(
             for row, of_row in enumerate(labels):
                 weights[row] = sum(1 / clips[label] for label in of_row)
             if not weights.all():
-                clip_id = rows["clip_id"][int(weights.argmin())]
                 raise ValueError(
-                    f"clip {clip_id!r} has no label; balance_labels requires labels; remove it for {name}"
+                    f"clip {rows['clip_id'][int(weights.argmin())]!r} has no label; balance_labels requires labels; "
+                    f"remove it for {name}"
                 )
         expected[name] = weights * total / weights.sum() / items[name]
     return expected

@@ -27,7 +27,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ from modeling_supclap.datasets_scripts import builder_names, find_builder, load_
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock, read_json, write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, segment_of
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
-from modeling_supclap.datasets_scripts.builders.options import add_builder_options, parse_boolean
+from modeling_supclap.datasets_scripts.builders.options import add_builder_options
 from modeling_supclap.datasets_scripts.manifest import make_manifest, summary_table, versions, write_card
 from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, PreparedSet
 from modeling_supclap.datasets_scripts.progress import progress
@@ -54,6 +54,7 @@ from modeling_supclap.datasets_scripts.shards import (
     is_complete,
     join_records,
     read_plan,
+    recording_states,
     split_ranges,
     start_plan,
     write_record,
@@ -112,7 +113,7 @@ def prepare(
     with folder_lock(out):
         source = _Source.load(request, cache_dir)
         folder, plan = Path(out), source.plan()
-        plan["recordings"] = _hash_recordings(source.splits, with_times=True)
+        plan["recordings"] = _hash_states(source.splits)
         if _claim(folder, plan, overwrite):
             return PreparedSet(folder).manifest
         _write_shard(source, folder / _WORK, Shard(0, 1), workers, quiet)
@@ -151,7 +152,7 @@ def write_shard(
         start_plan(work, {**source.plan(), "shards": shard.count})
     with shard.lock(work):
         # Modification times differ between the copies of several machines.
-        start_plan(shard.path(work), {"recordings": _hash_recordings(source.parts(shard), with_times=False)})
+        start_plan(shard.path(work), {"recordings": _hash_states(source.parts(shard), with_times=False)})
         _write_shard(source, work, shard, workers, quiet)
 
 
@@ -273,17 +274,12 @@ def _write_shard(source: _Source, work: Path, shard: Shard, workers: int, quiet:
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, list[str]] = {}
     for split, rows in source.parts(shard).items():
-        files[split] = []
-        if not len(rows):
-            continue
         writer = ShardWriter(folder, split, source.types, request.shard_bytes)
         start = writer.next_row
-        unread: Sequence[Any] = rows.select(range(start, len(rows))) if start < len(rows) else []
-        entries = make_entries(unread, request.storage, source.root, workers)
+        entries = make_entries(rows.select(range(start, len(rows))), request.storage, source.root, workers)
         bar = progress(entries, split, len(rows), "clips", quiet, start)
         records = writer.write(_checked(bar, request.on_bad_audio))
-        for record in records:
-            files[split].append(f"{shard.name}/{record['file']}")
+        files[split] = [f"{shard.name}/{record['file']}" for record in records]
     write_record(work, shard, files)
 
 
@@ -298,15 +294,9 @@ def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
         yield entry
 
 
-def _hash_recordings(splits: Mapping[str, datasets.Dataset], with_times: bool) -> str:
-    """Hash the sizes, and optionally the modification times, of all audio files."""
-    digest = hashlib.sha256()
-    for rows in splits.values():
-        for path in rows["audio_path"]:
-            if os.path.exists(path):
-                state = os.stat(path)
-                digest.update(f"{state.st_size}:{state.st_mtime_ns if with_times else ''}\n".encode())
-    return digest.hexdigest()
+def _hash_states(splits: Mapping[str, datasets.Dataset], with_times: bool = True) -> str:
+    states = [recording_states(rows, with_times) for rows in splits.values()]
+    return hashlib.sha256(str(states).encode()).hexdigest()
 
 
 def _claim(folder: Path, plan: Mapping[str, Any], overwrite: bool) -> bool:
@@ -323,7 +313,7 @@ def _claim(folder: Path, plan: Mapping[str, Any], overwrite: bool) -> bool:
         raise FileExistsError(
             f"{folder} contains another prepared set{what}; choose another folder, or set --overwrite"
         )
-    if stored is not None and "shards" in stored and not overwrite:
+    if stored and "shards" in stored and not overwrite:
         raise FileExistsError(
             f"{folder} contains shards {stored['shards']}; finish them, choose another folder, or set --overwrite"
         )
@@ -352,13 +342,13 @@ def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
     files = {}
     for split, names in join_records(folder / _WORK, count).items():
         files[split] = [folder / _WORK / "shards" / name for name in names]
-        _require_usable(split, _read_notes(files[split]))
+        reasons = [note.get("reason") for note in _read_notes(files[split])]
+        if reasons and all(reasons):
+            raise ValueError(f"all {len(reasons)} recordings of {split!r} are bad; the first: {reasons[0]}")
 
     (folder / "data").mkdir(exist_ok=True)
-    records: dict[str, list[dict[str, Any]]] = {}
-    notes = {}
+    records: dict[str, list[dict[str, Any]]] = {split: [] for split in files}
     for split, paths in files.items():
-        records[split] = []
         for number, path in enumerate(paths):
             record = _read_record(path)
             del record["notes"]
@@ -368,9 +358,8 @@ def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
             elif not (folder / record["file"]).is_file():
                 raise FileNotFoundError(f"{path} is missing; copy the files of all shards to one folder")
             records[split].append(record)
-        notes[split] = _read_notes(paths)
 
-    request = source.request
+    request, notes = source.request, {split: _read_notes(paths) for split, paths in files.items()}
     settings = {
         "dataset": getattr(source.builder, "origin", request.dataset),
         "options": dict(sorted(redact(request.options, from_anywhere=True).items())),
@@ -381,8 +370,7 @@ def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
     manifest = make_manifest(settings, source.types, notes, records, source.builder.report(), data_dir, folder)
     all_paths = list(chain.from_iterable(files.values()))
     if request.storage == "reference":
-        good = (note["audio_path"] for note in _read_notes(all_paths) if "reason" not in note)
-        manifest["audio_example"] = next(good)
+        manifest["audio_example"] = next(note["audio_path"] for note in _read_notes(all_paths) if "reason" not in note)
         _save_root(source.root, folder)
     write_card(folder / "README.md", manifest)
     write_json(folder / MANIFEST, manifest, one_writer=True)
@@ -401,17 +389,6 @@ def _read_notes(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """Yield the notes of all rows in some finished files, of which one is in memory at a time."""
     for path in paths:
         yield from _read_record(path)["notes"]
-
-
-def _require_usable(split: str, notes: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError if all recordings of a split are bad."""
-    reasons = []
-    for note in notes:
-        if "reason" not in note:
-            return
-        reasons.append(note["reason"])
-    if reasons:
-        raise ValueError(f"all {len(reasons)} recordings of {split!r} are bad; the first: {reasons[0]}")
 
 
 def _save_root(root: str | None, folder: Path) -> None:
@@ -440,68 +417,87 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     return str(address)
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; the attribute `builder_options` is a dict of the builder options that were set."""
+@dataclass
+class CommandOptions:
+    """Options of the command.
+
+    Attributes:
+        out: Output folder (required).
+        storage: Storage of the audio: original (the bytes of the files, the default), flac16k (FLAC at 16 kHz, mono),
+            flac48k (for CLAP), int16 (samples at 16 kHz, which need no decoding) or reference (only the paths).
+        workers: Number of reading processes. Default: one per CPU core, at most 8.
+        shard_size: Size of a Parquet file. Default: 500MB.
+        on_bad_audio: Bad recordings: stop at the first one (error), leave them out and list them in the manifest (skip,
+            the default), or also print each of them (report).
+        push_to_hub: Dataset repository USER/NAME to upload the set to.
+        private: Make a new repository private.
+        overwrite: Replace another prepared set in the output folder.
+        shard: Write this part of the rows, such as 17/100 (the first is 0/100), to an output folder that many machines
+            share.
+        finish: Join the shards after the last one; the other options are those of the shards.
+        cache_dir: Cache folder of the builder's rows.
+        quiet: No progress bar.
+    """
+
+    out: str = ""
+    storage: str = "original"
+    workers: int = min(8, os.cpu_count() or 1)
+    shard_size: str = "500MB"
+    on_bad_audio: str = "skip"
+    push_to_hub: str | None = None
+    private: bool = False
+    overwrite: bool = False
+    shard: str | None = None
+    finish: bool = False
+    cache_dir: str | None = None
+    quiet: bool = False
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[CommandOptions, Request]:
+    """Parse the command line. The first argument is the dataset, which determines the builder's options."""
+    names = builder_names()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    names = builder_names()
     parser.add_argument("dataset", metavar="DATASET", choices=names, help=f"one of {', '.join(names)}")
-    parser.add_argument("--out", required=True, help="output folder")
-    storages = "; ".join(f"{name}: {storage.meaning}" for name, storage in STORAGES.items())
+    add_builder_options(parser, CommandOptions, "options")
+    of_builder: list[str] = []
+    if argv and argv[0] in names:
+        of_builder = add_builder_options(parser, find_builder(argv[0]).BUILDER_CONFIG_CLASS)
 
-    parser.add_argument("--storage", choices=STORAGES, default="original", help=f"storage of the audio; {storages}")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="number of reading processes")
-    parser.add_argument("--shard_size", type=convert_file_size_to_int, default="500MB", help="size of a Parquet file")
-    parser.add_argument(
-        "--on_bad_audio", choices=ON_BAD_AUDIO, default="skip",
-        help="bad recordings: stop at the first one (error), leave them out and list them in the manifest (skip, the "
-        "default), or also print each of them (report)",
-    )  # fmt: skip
-
-    parser.add_argument("--push_to_hub", metavar="USER/NAME", help="upload the set to this dataset repository")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument("--overwrite", action="store_true", help="replace another prepared set in the output folder")
-    parser.add_argument(
-        "--shard", metavar="17/100",
-        help="write this part of the rows (the first is 0/100) to an output folder that many machines share",
-    )  # fmt: skip
-    parser.add_argument(
-        "--finish", nargs="?", const=True, default=False, type=parse_boolean, metavar="true|false",
-        help="join the shards after the last one; the other options are those of the shards",
-    )  # fmt: skip
-    parser.add_argument("--cache_dir", help="cache folder of the builder's rows")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-
-    # The first argument is the dataset, which determines the builder's options.
-    named = argv[0] if argv and argv[0] in names else None
-    fields = [] if named is None else add_builder_options(parser, find_builder(named).BUILDER_CONFIG_CLASS)
-    arguments = parser.parse_args(argv)
+    given = vars(parser.parse_args(argv))
+    dataset = given.pop("dataset")
+    builder_options = {name: given.pop(name) for name in of_builder if name in given}
+    options = CommandOptions(**given)
+    if not options.out:
+        parser.error("--out is required: the output folder")
     for name in ("finish", "overwrite", "push_to_hub"):
-        if arguments.shard and getattr(arguments, name):
+        if options.shard and getattr(options, name):
             parser.error(f"--{name} is not for a shard; after the last one, run the command with --finish")
-    if arguments.finish and arguments.overwrite:
+    if options.finish and options.overwrite:
         parser.error("--finish does not write the shards, so --overwrite has no effect")
-    arguments.builder_options = {name: getattr(arguments, name) for name in fields if hasattr(arguments, name)}
-    return arguments
+    try:
+        shard_bytes = convert_file_size_to_int(options.shard_size)
+    except ValueError:
+        parser.error(f"argument --shard_size: invalid value: {options.shard_size!r}")
+    return options, Request(dataset, builder_options, options.storage, shard_bytes, options.on_bad_audio)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare a dataset as set on the command line, and upload it if requested."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
-    request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
-    if args.shard:
-        shard = Shard.parse(args.shard)
-        write_shard(request, args.out, shard, args.workers, args.cache_dir, args.quiet)
-        print(f"shard {args.shard} of {args.out} is complete; after the last one, run the command with --finish")
+    options, request = parse_arguments(sys.argv[1:] if argv is None else argv)
+    out, cache_dir = options.out, options.cache_dir
+    if options.shard:
+        write_shard(request, out, Shard.parse(options.shard), options.workers, cache_dir, options.quiet)
+        print(f"shard {options.shard} of {out} is complete; after the last one, run the command with --finish")
         return
-    if args.finish:
-        manifest = finish(request, args.out, args.cache_dir)
+    if options.finish:
+        manifest = finish(request, out, cache_dir)
     else:
-        manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)
-    print(f"{summary_table(manifest)}\nprepared in {args.out}")
-    if args.push_to_hub:
-        print(f"uploaded to {push(args.out, args.push_to_hub, args.private)}")
+        manifest = prepare(request, out, options.workers, options.overwrite, cache_dir, options.quiet)
+    print(f"{summary_table(manifest)}\nprepared in {out}")
+    if options.push_to_hub:
+        print(f"uploaded to {push(out, options.push_to_hub, options.private)}")
 
 
 if __name__ == "__main__":

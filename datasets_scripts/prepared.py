@@ -110,8 +110,9 @@ class PreparedSet:
             try:
                 path = Path(hf_hub_download(str(data_dir), MANIFEST, repo_type="dataset", revision=revision))
             except (EntryNotFoundError, RepositoryNotFoundError) as error:  # or no network
-                problem = f"data_dir {data_dir} is neither a folder nor a dataset on the Hub with {MANIFEST}"
-                raise FileNotFoundError(f"{problem}: {error}") from error
+                raise FileNotFoundError(
+                    f"data_dir {data_dir} is neither a folder nor a dataset on the Hub with {MANIFEST}: {error}"
+                ) from error
             self.base = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
         else:
@@ -119,15 +120,13 @@ class PreparedSet:
 
         self.audio_dir = audio_dir
         self.digest = hashlib.sha256(content).hexdigest()
-        self.manifest = parse_json(content, f"{data_dir}/{MANIFEST}")
+        self.manifest = parse_json(content, f"{MANIFEST} of {data_dir}")
         version = self.manifest.get("format")
         if version != FORMAT:
             raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")
-        if (
-            missing := {"splits", "storage", "features", "dataset", "missing", "left_out", "bad_audio"}
-            - self.manifest.keys()
-        ):
-            raise ValueError(f"{data_dir}/{MANIFEST} lacks {sorted(missing)}; {ADVICE}")
+        required = {"splits", "storage", "features", "dataset", "missing", "left_out", "bad_audio"}
+        if missing := required - self.manifest.keys():
+            raise ValueError(f"{MANIFEST} of {data_dir} lacks {sorted(missing)}; {ADVICE}")
 
     def shard_paths(self, split: str) -> list[str]:
         """Return the shard paths or addresses of a split; raise FileNotFoundError if a local shard is missing."""

@@ -1,62 +1,65 @@
-"""Rows of a table of recordings, a Parquet or CSV file, read one part at a time."""
+"""Rows of a table of recordings, read one part at a time."""
 
 from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from .atomic_files import file_sha256
 from .audio import Address
+from .builders.columns import ColumnOptions, Columns
+from .builders.metadata import read_table
+from .builders.recordings import Recordings
+from .remote_files import refuse_pointer
+from .schema import SEGMENT_COLUMNS
 
 
 class RecordingTable(Sequence[dict[str, Any]]):
-    """Rows `{"clip_id", "audio_path"}` of a Parquet or CSV file with one recording per row.
+    """Rows `{"clip_id", "audio_path"}` of a table with one recording, or one part of a recording, per row.
 
-    Of a Parquet file, one row group is in memory at a time, so that a table of any length can be read. A CSV file is
-    loaded completely.
+    Parts have `schema.SEGMENT_COLUMNS` too. Of a Parquet file, one row group is in memory at a time, so that a table of
+    any length can be read. Other tables (see `metadata.read_table`) are loaded completely.
 
     Args:
-        path: The table. Its suffix is .parquet or .csv.
+        path: The table.
         path_column: Column with paths or fsspec addresses (s3://...). Relative paths start at the folder of the table.
-        id_column: Column with unique ids. None: the path in the table, relative to its folder if it is inside.
+            If there is no column "path", another usual name is found.
+        id_column: Column with unique ids. None: the path in the table, relative to its folder if it is inside, and the
+            part.
 
     Raises:
         FileNotFoundError: The table does not exist.
-        ValueError: The suffix is unknown, or a column is missing.
+        ValueError: The suffix is unknown, a column is missing, or ids of a Parquet row group or another table repeat.
     """
 
     def __init__(self, path: str | Path, path_column: str = "path", id_column: str | None = None) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise FileNotFoundError(
-                f"the table {path} does not exist; pass a Parquet or CSV file with a column of paths"
-            )
-        self.columns = [path_column] if id_column is None else [path_column, id_column]
-        self._loaded: tuple[int, list[dict[str, Any]]] | None = None
+            raise FileNotFoundError(f"the table {path} does not exist; pass a table with a column of paths")
+        self._parquet: pq.ParquetFile | None = None
         if self.path.suffix.lower() == ".parquet":
-            self._parquet: pq.ParquetFile | None = pq.ParquetFile(self.path)
-            metadata = self._parquet.metadata
-            names, lengths = self._parquet.schema_arrow.names, []
-            for group in range(metadata.num_row_groups):
-                lengths.append(metadata.row_group(group).num_rows)
-        elif self.path.suffix.lower() == ".csv":
-            self._parquet, self._csv = None, pa.csv.read_csv(self.path)
-            names, lengths = self._csv.column_names, [len(self._csv)]
+            refuse_pointer(self.path.open("rb").read(100), str(path))
+            self._parquet = pq.ParquetFile(self.path)
+            names, footer = self._parquet.schema_arrow.names, self._parquet.metadata
+            lengths = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
         else:
-            raise ValueError(f"the table {path} has the suffix {self.path.suffix!r}; pass a .parquet or .csv file")
+            lines = read_table(self.path)
+            names, lengths = list(lines[0].values) if lines else [], [len(lines)]
 
-        if missing := [name for name in self.columns if name not in names]:
-            raise ValueError(f"the table {path} has no column {missing[0]!r}, it has {', '.join(names)}")
-        self._starts = [0]
-        for length in lengths:
-            self._starts.append(self._starts[-1] + length)
+        chosen = None if path_column == "path" and "path" not in names else path_column
+        self._columns = Columns(names, ColumnOptions(chosen, columns={"clip_id": id_column or ""}), captioned=False)
+        if "file_name" not in self._columns.of_field:
+            raise ValueError(f"the table {path} has no column {path_column!r}; set --path_column to one of {names}")
+        self._starts = list(accumulate(lengths, initial=0))
+        self._loaded: tuple[int, list[dict[str, Any]]] | None = None
+        if self._parquet is None:
+            self._loaded = 0, self._convert([line.values for line in lines])
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -68,12 +71,14 @@ class RecordingTable(Sequence[dict[str, Any]]):
         number = range(len(self))[index]  # raises IndexError, and counts negative indices from the end
         group = bisect.bisect_right(self._starts, number) - 1
         if self._loaded is None or self._loaded[0] != group:
-            self._loaded = (group, self._read(group))
+            assert self._parquet is not None
+            names = [*self._columns.read_names, self._columns.of_field["file_name"]]
+            self._loaded = group, self._convert(self._parquet.read_row_group(group, names).to_pylist())
         return self._loaded[1][number - self._starts[group]]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of a CSV file, or of the size and the footer of a Parquet file, which has its statistics."""
+        """SHA-256 of the file, or of the size and the footer of a Parquet file, which has its statistics."""
         if self._parquet is None:
             return file_sha256(self.path)
         size = self.path.stat().st_size
@@ -83,17 +88,28 @@ class RecordingTable(Sequence[dict[str, Any]]):
             file.seek(size - 8 - length)
             return hashlib.sha256(f"{size} ".encode() + file.read(length)).hexdigest()
 
-    def _read(self, group: int) -> list[dict[str, Any]]:
-        table = self._csv if self._parquet is None else self._parquet.read_row_group(group, columns=self.columns)
-        paths = table[self.columns[0]].cast(pa.string()).to_pylist()
-        ids = table[self.columns[-1]].cast(pa.string()).to_pylist()
-        folder = self.path.resolve().parent
-        rows = []
-        for path, name in zip(paths, ids, strict=True):
-            source: Any = path
-            if path is not None:
-                source = Address(path) if "://" in path else str(folder / path)
-            if len(self.columns) == 1 and path is not None and "://" not in path:
-                name = Path(source).relative_to(folder).as_posix() if folder in Path(source).parents else path
-            rows.append({"clip_id": name, "audio_path": source})
+    def _convert(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        folder, column = self.path.resolve().parent, self._columns.of_field["file_name"]
+        names = ["" if cells[column] is None else str(cells[column]).strip() for cells in values]
+        names = [name if "://" in name else name.replace("\\", "/") for name in names]
+        found: Mapping[Any, Any] = {}
+        if self._parquet is None:  # in a long table, paths are taken as they are
+            missing = {("", name) for name in names if "://" not in name and not (folder / name).exists()}
+            found = Recordings(folder).locate(missing) if missing else {}
+
+        rows: list[dict[str, Any]] = []
+        ids: set[str] = set()
+        for number, (name, cells) in enumerate(zip(names, values, strict=True)):
+            record = self._columns.read(cells, f"{self.path}, row {number}")
+            part = {field: record[field] for field in SEGMENT_COLUMNS if self._columns.has_parts}
+            path = found.get(("", name), ("", None))[1] or folder / name
+            key = path.relative_to(folder).as_posix() if folder in path.parents and "://" not in name else name
+            clip_id = record["clip_id"] or ":".join([key, *map(str, part.values())])
+            if name and clip_id in ids:
+                raise ValueError(
+                    f"{self.path} has the id {clip_id!r} twice; set --id_column to a column of unique ids"
+                )
+            ids.add(clip_id)
+            source = Address(name) if "://" in name else str(path) if name else None
+            rows.append({"clip_id": clip_id or None, "audio_path": source, **part})
         return rows

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import fsspec
 
@@ -37,7 +38,12 @@ def read_file(address: str, read: Callable[[Any], R]) -> R:
 
     def open_and_read(system: Any, path: str) -> R:
         with system.open(path, "rb") as file:
-            return read(file)
+            try:
+                return read(file)
+            except Exception:
+                file.seek(0)
+                refuse_pointer(file.read(100), path)
+                raise
 
     return use_files(address, open_and_read)
 
@@ -86,6 +92,21 @@ def refuse_pointer(head: bytes, name: str) -> None:
         raise ValueError(f"{name} is a Git LFS pointer, not the file itself; run `git lfs pull`, or download the file")
 
 
+def find_files(system: Any, folder: str) -> dict[str, str]:
+    """Return the files of a remote folder as `{relative path: path}`.
+
+    Listings of web servers contain encoded names, which are decoded, and links that sort the listing, which are not
+    files.
+    """
+    files, is_web = {}, folder.startswith("http")
+    for path in sorted(system.find(folder)):
+        name = os.path.relpath(unquote(path), unquote(folder)) if is_web else os.path.relpath(path, folder)
+        is_link = is_web and re.search("[?#]|/$", path)
+        if not (is_link or name.startswith(os.pardir)):  # such as the key "sounds/../a.wav" of an object store
+            files[name] = path
+    return files
+
+
 def local_folder(address: str | Path) -> Path:
     """Return the path of a local folder, or download the folder at an fsspec address into the cache of `datasets`.
 
@@ -105,10 +126,7 @@ def local_folder(address: str | Path) -> Path:
         before: dict[str, str] = read_json(record) if record.is_file() else {}
         versions: dict[str, str] = {}
         try:
-            for name in system.find(path):
-                relative = os.path.relpath(name, path)
-                if relative.split("/")[0] == os.pardir:  # a key such as "sounds/../a.wav" of an object store
-                    continue
+            for relative, name in find_files(system, path).items():
                 target, version = folder / relative, system.ukey(name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if before.get(relative) != version or not target.is_file():

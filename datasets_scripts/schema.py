@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -81,10 +81,12 @@ class Row(TypedDict):
     license: str
 
 
-def features(languages: Sequence[str] = LANGUAGES, with_segments: bool = False) -> Features:
+def features(
+    languages: Sequence[str] = LANGUAGES, with_segments: bool = False, with_channel: bool = False
+) -> Features:
     """Return the `datasets.Features` of a row with captions in the given languages, the anchor language first.
 
-    `with_segments` adds `SEGMENT_COLUMNS`.
+    `with_segments` adds `SEGMENT_COLUMNS`, and `with_channel` adds `CHANNEL`.
 
     `audio_path` is a string, because `datasets.Audio` requires torchcodec even to store a path.
 
@@ -103,6 +105,7 @@ def features(languages: Sequence[str] = LANGUAGES, with_segments: bool = False) 
             "source": text,
             "license": text,
             **(dict.fromkeys(SEGMENT_COLUMNS, seconds) if with_segments else {}),
+            **({CHANNEL: Value("int32")} if with_channel else {}),
         }
     )
 
@@ -336,8 +339,10 @@ def require_captions(
     present = {language for language, of_language in counts.items() if of_language.any()}
     nowhere = [language for language in languages if language not in present]
     if nowhere:
-        problem = f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}"
-        raise ValueError(f"{problem}: set these languages, or the language of a table with --caption_language")
+        raise ValueError(
+            f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}: set these "
+            "languages, or the language of a table with --caption_language"
+        )
 
     has_captions = np.stack([counts[language] > 0 for language in languages], axis=-1)
     lacking = np.flatnonzero(~_suffices(has_captions, scheme))
@@ -349,56 +354,3 @@ def require_captions(
             f"{lacking_languages(row, languages, scheme)}; this run needs captions in {needed} {list(languages)}: "
             "choose other languages, add translations, or remove the clips"
         )
-
-
-def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:
-    """Raise ValueError with all problems of a row that does not have the format of `Row`.
-
-    A row is invalid if a field is missing; if an id, path, source or caption is empty; if there is no caption; if a
-    language is unknown; or if an event starts before the clip or has its end before its start.
-
-    >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
-    ...        "source": "freesound:1", "license": "CC0-1.0"}
-    >>> validate_row(row)
-    >>> validate_row({**row, "captions": {"eng": [" "]}})
-    Traceback (most recent call last):
-    ValueError: clip 'a': caption 0 of 'eng' is blank; write or remove it
-    """
-    problems = list(_problems(row, languages))
-    if problems:
-        raise ValueError(f"clip {row.get('clip_id')!r}: " + "; ".join(problems))
-
-
-def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]:
-    missing = sorted(Row.__required_keys__ - row.keys())
-    if missing:
-        yield f"the fields {missing} are missing; a row has {list(Row.__annotations__)}"
-        return
-
-    for field in ("clip_id", "audio_path", "source"):
-        if not isinstance(row[field], str) or not row[field].strip():
-            yield f"{field} is {row[field]!r}; expected a non-empty string"
-    for language, texts in row["captions"].items():
-        if language not in languages:
-            yield f"unknown language {language!r}; expected one of {list(languages)}"
-        if isinstance(texts, str):
-            yield f"the captions of {language!r} are the string {texts!r}; expected a list of strings"
-            continue
-        for index, text in enumerate(texts):
-            if not text.strip():
-                yield f"caption {index} of {language!r} is blank; write or remove it"
-    if isinstance(row["labels"], str):
-        yield f"the labels are the string {row['labels']!r}; expected a list of strings"
-    if not any(row["captions"].values()):
-        yield "no caption in any language; add at least one"
-
-    start, end = (row.get(name) for name in SEGMENT_COLUMNS)
-    if (start is not None and not start >= 0) or (end is not None and not end > (start or 0)):
-        yield f"the segment is from {start} to {end} seconds; expected a start of 0 or later, before the end"
-    for event in row["events"]:
-        label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
-        # "not >=" also catches NaN.
-        if not onset >= 0:
-            yield f"event {label!r} starts at {onset} seconds; expected an onset of 0 or later"
-        if not offset >= onset:
-            yield f"event {label!r} ends at {offset} seconds, before its onset at {onset}"

@@ -5,6 +5,7 @@ shards/00017-of-00100.json    record of a complete shard
 shards/00017-of-00100.lock    while a process writes this shard
 """
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -12,7 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+from datasets import Dataset
+
 from .atomic_files import folder_lock, read_json, write_json
+from .schema import without_audio
 
 PLAN = "plan.json"
 
@@ -54,6 +59,10 @@ class Shard:
         """Return the path of this shard in the folder of a job, without a suffix."""
         return folder / "shards" / self.name
 
+    def record(self, folder: Path) -> Path:
+        """Return the path of the record, which exists if the shard is complete."""
+        return self.path(folder).with_suffix(".json")
+
     def lock(self, folder: Path) -> AbstractContextManager[None]:
         """Return the exclusive lock of this shard. Raise InUseError if another process is writing the shard."""
         return folder_lock(self.path(folder))
@@ -71,6 +80,23 @@ def split_ranges(rows: range, lengths: Mapping[str, int]) -> dict[str, range]:
         ranges[split] = range(start, stop) if start < stop else range(0)
         offset += length
     return ranges
+
+
+def recording_states(rows: Any, with_times: bool = True) -> list[str]:
+    """Return the size and optionally the modification time of each row's file, and the length of its stored audio.
+
+    A repaired or exchanged recording has another state. Remote addresses and missing files have none.
+    """
+    states = []
+    for row in without_audio(rows):
+        about = os.stat(row["audio_path"]) if os.path.exists(row["audio_path"] or "") else None
+        states.append("" if about is None else f"{about.st_size} {about.st_mtime_ns if with_times else ''}")
+    for name in {"audio", "samples"}.intersection(rows.column_names if isinstance(rows, Dataset) else ()):
+        column = rows.data.column(name)
+        lengths = pc.binary_length(pc.struct_field(column, "bytes") if name == "audio" else column)
+        lengths = lengths if rows._indices is None else lengths.take(rows._indices.column(0))
+        states = [f"{state} {length}" for state, length in zip(states, lengths.to_pylist(), strict=True)]
+    return states
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
@@ -100,12 +126,12 @@ def start_plan(folder: Path, plan: Mapping[str, Any]) -> None:
 
 def write_record(folder: Path, shard: Shard, record: Mapping[str, Any]) -> None:
     """Write the record of a complete shard: lists, which `join_records` concatenates, and numbers, which it adds."""
-    write_json(shard.path(folder).with_suffix(".json"), record, one_writer=True)
+    write_json(shard.record(folder), record, one_writer=True)
 
 
 def is_complete(folder: Path, shard: Shard) -> bool:
     """Return whether a shard has its record."""
-    return shard.path(folder).with_suffix(".json").is_file()
+    return shard.record(folder).is_file()
 
 
 def join_records(folder: Path, count: int) -> dict[str, Any]:
@@ -117,9 +143,6 @@ def join_records(folder: Path, count: int) -> dict[str, Any]:
         raise ValueError(f"{folder} lacks {len(missing)} of {count} shards: {named}; run them, then finish")
     joined: dict[str, Any] = {}
     for shard in shards:
-        for name, value in read_json(shard.path(folder).with_suffix(".json")).items():
-            if name in joined:
-                joined[name] += value
-            else:
-                joined[name] = value
+        for name, value in read_json(shard.record(folder)).items():
+            joined[name] = joined[name] + value if name in joined else value
     return joined

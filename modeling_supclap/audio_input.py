@@ -5,7 +5,7 @@ import io
 import math
 import os
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +31,13 @@ class Recording(NamedTuple):
             whole waveform at a given sampling rate in hertz.
         rate_hz: Sampling rate of an array in hertz, or None for any other source.
         name: Name for error messages, such as the path or "clip 1".
+        channel: Channel of a file to read, from 0. None: the mean of all channels.
     """
 
     source: Any
     rate_hz: float | None
     name: str
+    channel: int | None = None
 
     @property
     def is_file(self) -> bool:
@@ -72,12 +74,12 @@ class Recording(NamedTuple):
         if callable(source):
             return source(target_hz)[start:stop]
         if self.is_file:
-            part: dict[str, Any] = {}
+            part: dict[str, Any] = {"channel": self.channel}
             if stop is not None:
                 # Start at a whole second, because sample positions of both sampling rates coincide there.
                 first = max(0, start // target_hz - _MARGIN_SECONDS)
                 seconds = math.ceil(stop / target_hz) + _MARGIN_SECONDS - first
-                part = {"offset_seconds": first, "duration_seconds": seconds}
+                part |= {"offset_seconds": first, "duration_seconds": seconds}
             waveform, from_hz = _read_file(source, self.name, **part)
             waveform = resample(waveform, from_hz, target_hz, resampling_method)
         else:
@@ -161,6 +163,27 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
         if not isinstance(single, kind):
             raise ValueError(f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input")
     return values
+
+
+def stack_clips(clips: Sequence[Mapping[str, np.ndarray]], silence: float = 0.0) -> dict[str, np.ndarray]:
+    """Stack the model inputs of single clips, `{name: array}`, along a new first axis.
+
+    Inputs of shorter clips are padded at their end: features with `silence`, and masks with 0.
+
+    Example:
+        >>> clips = [{"input_features": np.ones(n), "audio_attention_mask": np.ones(n, int)} for n in (1, 2)]
+        >>> {name: array.tolist() for name, array in stack_clips(clips, -100.0).items()}
+        {'input_features': [[1.0, -100.0], [1.0, 1.0]], 'audio_attention_mask': [[1, 0], [1, 1]]}
+    """
+    batch = {}
+    for name in clips[0]:
+        arrays = [clip[name] for clip in clips]
+        shape = np.max([array.shape for array in arrays], axis=0)
+        padding = silence if name == "input_features" else 0
+        batch[name] = np.full((len(arrays), *shape), padding, arrays[0].dtype)
+        for row, array in zip(batch[name], arrays, strict=True):
+            row[tuple(map(slice, array.shape))] = array
+    return batch
 
 
 def as_waveforms(
@@ -302,7 +325,11 @@ def _import_audio() -> Any:
 
 
 def _read_file(
-    file: Any, name: str, offset_seconds: float = 0.0, duration_seconds: float | None = None
+    file: Any,
+    name: str,
+    offset_seconds: float = 0.0,
+    duration_seconds: float | None = None,
+    channel: int | None = None,
 ) -> tuple[np.ndarray, int]:
     """Read a file, or a part of it, at its original sampling rate. Return the waveform and the rate."""
     if isinstance(file, str) and file.startswith(("http://", "https://")):
@@ -314,7 +341,7 @@ def _read_file(
 
     if (audio := _import_audio()) is not None:
         shown = name if isinstance(file, bytes) else None
-        return audio.read_audio(file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds)
+        return audio.read_audio(file, offset_seconds, duration_seconds, shown, channel)
 
     soundfile = importlib.import_module("soundfile")
     if not isinstance(file, bytes) and not os.path.isfile(file):
@@ -324,6 +351,6 @@ def _read_file(
             opened.seek(round(offset_seconds * opened.samplerate))
             num_frames = -1 if duration_seconds is None else round(duration_seconds * opened.samplerate)
             samples = opened.read(num_frames, dtype="float32", always_2d=True)
-            return to_mono(samples, opened.samplerate, name), opened.samplerate
+            return to_mono(samples, opened.samplerate, name, channel), opened.samplerate
     except soundfile.SoundFileError as error:
         raise ValueError(f"{name} is not audio that soundfile can read: {error}") from error

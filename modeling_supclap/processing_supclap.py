@@ -4,11 +4,14 @@ import importlib
 import importlib.util
 import inspect
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 from transformers import (
     AutoProcessor,
     BatchFeature,
@@ -21,7 +24,7 @@ from transformers import (
 from transformers.processing_utils import ProcessingKwargs
 from transformers.utils import logging
 
-from .audio_input import as_waveforms, one_for_each
+from .audio_input import as_waveforms, one_for_each, stack_clips
 from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
 from .feature_extraction_clap import extract_clap, extract_clap_on_device
@@ -37,6 +40,9 @@ BERT_MAX_TOKENS = 512
 # Of `audio_kwargs`. Clips are always padded to the longest, so `padding` changes nothing.
 _AUDIO_OPTIONS = {"sampling_rate", "return_tensors", "padding"}
 _SURROGATES = re.compile("[\ud800-\udfff]")  # half of a character, as in a text that was read in a wrong encoding
+# By limit of tokens: the number of captions so far, and the limits that have been exceeded.
+_captions_before: Counter[int] = Counter()
+_cut_limits: set[int] = set()
 _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
@@ -215,13 +221,21 @@ class SupCLAPProcessor(ProcessorMixin):
             waveforms: Float32 waveforms (samples,) at the model's sampling rate, as `as_waveforms`, `Recording.read`
                 and `datasets_scripts.audio.read_row` return them. They are not checked again.
         """
+        return self.stack(list(map(self.extract_clip, waveforms)))
+
+    def extract_clip(self, waveform: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the audio inputs of one clip as `extract` does, without an axis for the batch."""
         extractor: Any = self.feature_extractor
-        if hasattr(extractor, "extract"):
-            features: dict[str, Any] = extractor.extract(waveforms)
-            return features
         if isinstance(extractor, ClapFeatureExtractor):
-            return extract_clap(extractor, waveforms)
-        return extract_clips(extractor, waveforms)
+            return extract_clap(extractor, waveform)
+        if hasattr(extractor, "extract_clip"):
+            inputs: dict[str, np.ndarray] = extractor.extract_clip(waveform)
+            return inputs
+        return extract_clip(extractor, waveform)
+
+    def stack(self, clips: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Stack results of `extract_clip` to a batch, padded to the longest clip."""
+        return stack_clips(clips, getattr(self.feature_extractor, "silence_db", 0.0))
 
     @property
     def runs_on_device(self) -> bool:
@@ -258,15 +272,18 @@ class SupCLAPProcessor(ProcessorMixin):
         if not captions:
             raise ValueError("text is an empty list; pass at least one caption")
         for index, caption in enumerate(captions):
-            # lower case, without punctuation and repeated spaces, as in ML-CLAP
-            if self.plain_captions and isinstance(caption, str):
-                caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
+            if isinstance(caption, str):
+                caption = unicodedata.normalize("NFC", caption)  # macOS writes accents as characters of their own
+                if self.plain_captions:  # as in ML-CLAP
+                    caption = " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
             if not isinstance(caption, str) or not caption.strip() or _SURROGATES.search(caption):
                 raise ValueError(f"caption {index} is {captions[index]!r}; pass valid Unicode that is not blank")
             # tokenizers treat spaces at the ends differently
             captions[index] = self.caption_prefix + caption.strip()
 
         encoding = dict(self.tokenizer(captions, **kwargs))
+        if kwargs["truncation"]:
+            self._warn_of_cut(captions, encoding, kwargs["max_length"])
         if language is None:
             return encoding
 
@@ -289,6 +306,22 @@ class SupCLAPProcessor(ProcessorMixin):
             ids[ids.index(default_id)] = codes[code]
         return encoding
 
+    def _warn_of_cut(self, captions: Sequence[str], encoding: Mapping[str, Any], limit: int) -> None:
+        """Log once how many of the captions so far are longer than the limit. Of several workers, the first logs."""
+        worker = get_worker_info()
+        if limit in _cut_limits or (worker is not None and worker.id > 0):
+            return
+        _captions_before[limit] += len(captions)
+        masks = encoding.get("attention_mask", encoding["input_ids"])
+        full = [caption for caption, mask in zip(captions, masks, strict=True) if sum(mask) >= limit]
+        cut = sum(len(ids) > limit for ids in self.tokenizer(full, verbose=False)["input_ids"]) if full else 0
+        if cut:
+            _cut_limits.add(limit)
+            logger.warning(
+                f"{cut} of the first {_captions_before[limit]} captions are longer than {limit} tokens, the limit of "
+                "the tokenizer, and are cut there"
+            )
+
     @property
     def max_tokens(self) -> int:
         """Maximum number of tokens per caption. If the tokenizer has no limit, it is 514 for SONAR, otherwise 512."""
@@ -298,32 +331,21 @@ class SupCLAPProcessor(ProcessorMixin):
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 
 
-def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the input features of a transformers audio encoder, independently for each clip (samples,).
+def extract_clip(feature_extractor: Any, waveform: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute the input features of a transformers audio encoder from one clip (samples,).
 
     Returns:
-        Dict with `input_features` and `audio_attention_mask`. The features are float32, padded with zeros, of shape
-        (B, T), (B, T, features), or (B, features, T) if all clips have the same length. The mask is (B, T) int64, 1 for
-        the clip and 0 for padding.
+        Dict with `input_features`, float32 of shape (T,), (T, features) or (features, T), and `audio_attention_mask`,
+        (T,) int64, 1 for the clip and 0 for padding.
     """
     options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
     if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
         options["return_attention_mask"] = True
 
-    features, masks = [], []
-    for clip in clips:
-        fields = feature_extractor(clip, **options)
-        features.append(fields[feature_extractor.model_input_names[0]][0])
-        mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
-        masks.append(np.asarray(mask, dtype=np.int64))
-
-    longest = max(map(len, masks))
-    for index, mask in enumerate(masks):
-        missing = longest - len(mask)
-        if missing:
-            features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
-            masks[index] = np.pad(mask, (0, missing))
-    return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
+    fields = feature_extractor(waveform, **options)
+    features = np.asarray(fields[feature_extractor.model_input_names[0]][0], dtype=np.float32)
+    mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features))
+    return {"input_features": features, "audio_attention_mask": np.asarray(mask, dtype=np.int64)}
 
 
 def forget_last_call(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -32,6 +32,7 @@ from modeling_supclap.datasets_scripts.shards import (
     Shard,
     join_records,
     read_plan,
+    recording_states,
     split_ranges,
     start_plan,
     write_record,
@@ -50,11 +51,12 @@ if TYPE_CHECKING:
 
 
 class Clip(NamedTuple):
-    """Recording in row number `row` of a dataset split."""
+    """Recording in row number `row` of a dataset split. `state` changes if it is repaired or exchanged."""
 
     clip_id: str
     split: str
     row: int
+    state: str = ""
 
 
 class Clips(Sequence[Clip]):
@@ -63,6 +65,7 @@ class Clips(Sequence[Clip]):
     def __init__(self, splits: Mapping[str, Any]) -> None:
         from modeling_supclap.datasets_scripts.schema import without_audio
 
+        self.splits = splits
         self.rows = {split: without_audio(rows) for split, rows in splits.items()}
 
     def __len__(self) -> int:
@@ -76,16 +79,27 @@ class Clips(Sequence[Clip]):
         start, stop, _ = index.indices(len(self))
         clips = []
         for split, numbers in split_ranges(range(start, stop), lengths).items():
-            for number in numbers:
-                clips.append(Clip(self.rows[split][number]["clip_id"], split, number))
+            rows = self.splits[split]
+            part = rows.select(numbers) if hasattr(rows, "select") else rows[numbers.start : numbers.stop]
+            for number, state in zip(numbers, recording_states(part), strict=True):
+                clips.append(Clip(self.rows[split][number]["clip_id"], split, number, state))
         return clips
 
 
 class Corpus:
-    """Recordings to embed, from all splits. Paths in the manifest are relative to the folder `root`."""
+    """Recordings to embed, from all splits, or one `channel` of them.
 
-    def __init__(self, splits: Mapping[str, Any], root: str | None = None, pad_short_clips: bool = False) -> None:
-        self.splits, self.root, self.pad_short_clips = splits, root, pad_short_clips
+    Paths in the manifest are relative to the folder `root`.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, Any],
+        root: str | None = None,
+        pad_short_clips: bool = False,
+        channel: int | None = None,
+    ) -> None:
+        self.splits, self.root, self.pad_short_clips, self.channel = splits, root, pad_short_clips, channel
         self.clips = Clips(splits)
 
     @property
@@ -110,21 +124,21 @@ class Corpus:
         If it is too short for the model, it is padded or refused.
         """
         from modeling_supclap.audio_input import Recording
-        from modeling_supclap.datasets_scripts.audio import WHOLE, read_row, segment_of
+        from modeling_supclap.datasets_scripts.audio import read_row, segment_of
         from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS
 
         columns = getattr(self.splits[clip.split], "column_names", None) or ()
         row_without_audio = self.clips.rows[clip.split][clip.row]
         path = row_without_audio["audio_path"]
+        *segment, channel = segment_of({"channel": self.channel, **row_without_audio})
         # An address would be downloaded for each part.
-        is_file = path is not None and "://" not in path and segment_of(row_without_audio) == WHOLE
+        is_file = path is not None and "://" not in path and segment == [None, None]
         if is_file and not self.pad_short_clips and set(columns).isdisjoint(AUDIO_COLUMNS):
-            return Recording(path, None, path)
+            return Recording(path, None, path, channel)
 
         def read(rate_hz: int) -> np.ndarray:
-            row = self.splits[clip.split][clip.row]
             return read_row(
-                row,
+                {**self.splits[clip.split][clip.row], "channel": channel},
                 rate_hz,
                 min_seconds=model.min_seconds,
                 pad_short_clips=self.pad_short_clips,
@@ -150,13 +164,15 @@ def load_corpus(args: CorpusArguments) -> Corpus:
         from modeling_supclap.datasets_scripts.recording_table import RecordingTable
 
         rows_of_table = RecordingTable(args.table, args.path_column, args.id_column)
-        return Corpus({"all": rows_of_table}, str(Path(args.table).resolve().parent), args.pad_short_clips)
+        return Corpus(
+            {"all": rows_of_table}, str(Path(args.table).resolve().parent), args.pad_short_clips, args.channel
+        )
 
     root, paths = list_recordings(str(args.folder))
     rows = []
     for name, path in paths.items():
         rows.append({"clip_id": name, "audio_path": path if isinstance(path, Address) else str(path)})
-    return Corpus({"all": rows}, root, args.pad_short_clips)
+    return Corpus({"all": rows}, root, args.pad_short_clips, args.channel)
 
 
 def main() -> None:
@@ -231,6 +247,8 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
     require_storage(model.dim, args.dtype, args.width)
     if args.width is not None:
         options["width"] = args.width
+    if args.channel is not None:
+        options["channel"] = args.channel
     if args.pad_short_clips:
         options["pad_short_clips"] = True
     plan = {
@@ -274,12 +292,18 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
     shard, total = Shard.parse(args.shard), len(corpus.clips)
     rows, size = shard.rows(total), choose_clips_per_file(args, total, state.num_processes)
     starts = range(rows.start, rows.stop, size)
+    manifest = Path(args.output, "manifest.json")
+    files = read_json(manifest)["files"] if manifest.is_file() else []
+    hashes = {Path(file["file"]).name: file["sha256"] for file in files}
     paths, missing = [], {}
     for number, start in enumerate(starts):
         name = f"{number:05d}-of-{len(starts):05d}" if shard.count == 1 else f"{shard.name}-{number:05d}"
-        paths.append(Path(args.output, "data", f"embeddings-{name}.parquet"))
-        if number % state.num_processes == state.process_index and not paths[-1].is_file():
-            missing[paths[-1]] = slice(start, min(start + size, rows.stop))
+        path = Path(args.output, "data", f"embeddings-{name}.parquet")
+        paths.append(path)
+        part = slice(start, min(start + size, rows.stop))
+        is_own = number % state.num_processes == state.process_index
+        if is_own and not (path.is_file() and is_current(path, corpus.clips[part], hashes.get(path.name))):
+            missing[path] = part
 
     dim = model.encode_text(["sound"], "eng", 1).shape[1]
     count = sum(part.stop - part.start for part in missing.values())
@@ -299,6 +323,35 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
                 bar.update()
             write_file(path, corpus, clips, embedded, dim, args.dtype, args.width)
     return paths
+
+
+def hash_states(clips: Sequence[Clip]) -> bytes:
+    return hashlib.sha256(str([clip.state for clip in clips]).encode()).hexdigest().encode()
+
+
+def is_current(path: Path, clips: Sequence[Clip], sha256: str | None) -> bool:
+    """Return whether a file is whole, and has the embeddings of these recordings, as they are now.
+
+    `sha256` is the hash in the manifest, or None without a manifest.
+    """
+    from modeling_supclap.datasets_scripts.atomic_files import file_sha256
+    from modeling_supclap.datasets_scripts.parquet_files import open_parquet
+
+    reason = ""
+    try:
+        with open_parquet(path) as parquet:
+            for group in range(parquet.num_row_groups):
+                parquet.read_row_group(group)  # compares the checksums
+            states = (parquet.metadata.metadata or {}).get(b"recordings")
+        if states not in (None, hash_states(clips)):  # None: of version 0.2
+            reason = "its recordings have changed"
+        elif sha256 not in (None, file_sha256(path)):
+            reason = "its SHA-256 is not that in manifest.json"
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        say(f"{path.name} is embedded again: {reason}")
+    return not reason
 
 
 def write_file(
@@ -328,7 +381,7 @@ def write_file(
 
     names = {"clip_id": [clip.clip_id for clip in clips], "split": [clip.split for clip in clips]}
     table = window_table(embedded, dim, "embedding", dtype, width, **names)
-    table = table.replace_schema_metadata({"bad_audio": json.dumps(bad)})
+    table = table.replace_schema_metadata({"bad_audio": json.dumps(bad), "recordings": hash_states(clips)})
     with parquet_writer(path, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)
@@ -343,8 +396,6 @@ def describe_files(paths: Sequence[Path]) -> dict[str, Any]:
     for path in paths:
         with open_parquet(path) as parquet:
             metadata = parquet.metadata
-            for group in range(metadata.num_row_groups):
-                parquet.read_row_group(group)  # compares the checksums
         chunks += metadata.num_rows
         bad += json.loads(metadata.metadata[b"bad_audio"])
         files.append({"file": f"data/{path.name}", "rows": metadata.num_rows, "sha256": file_sha256(path)})
@@ -372,18 +423,12 @@ def finish(output: Path) -> None:
 def write_manifest(output: Path, plan: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete.
 
-    The same manifest is not written again, so that it names the versions that wrote the files. Raise ValueError if a
-    file has changed since.
+    The same manifest is not written again, so that it names the versions that wrote the files.
     """
     from modeling_supclap.datasets_scripts.manifest import installed_versions
 
     path, content = output / "manifest.json", {**plan, **described}
     stored = read_json(path) if path.is_file() else {}
-    hashes = {file["file"]: file["sha256"] for file in described["files"]}
-    for file in stored.get("files", []):
-        if hashes.get(file["file"], file["sha256"]) != file["sha256"]:
-            advice = f"copy it again, or delete it and {path}, and run the command again"
-            raise ValueError(f"{output / file['file']} is not the file that {path.name} describes; {advice}")
     content["versions"] = stored.get("versions")
     if content != stored:
         packages = ["supclap", "torch", "transformers", "torchaudio", "soundfile"]

@@ -45,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     index.add_argument("--hop_seconds", type=float, default=2.5, help="seconds between window starts (default: 2.5)")
     index.add_argument("--precision", default="float32", choices=("float32", "int8", "binary"), help="stored vectors")
     index.add_argument("--width", type=int, help="store only the first values of the embeddings (default: all)")
+    index.add_argument("--channel", type=int, help="channel of each recording to embed, from 0 (default: the mean)")
     index.add_argument("--batch_size", type=int, default=32, help="windows per batch (default: 32)")
     index.add_argument("--num_workers", type=int, help="threads that read files (default: one per core, at most 8)")
     index.add_argument("--quiet", action="store_true", help="hide the progress bar")
@@ -81,7 +82,7 @@ def run_index(arguments: argparse.Namespace) -> None:
 
     state = join_processes(arguments.device)
     device = arguments.device or (str(state.device) if state.num_processes > 1 else None)
-    names = ("window_seconds", "hop_seconds", "batch_size", "num_workers", "precision", "width")
+    names = ("window_seconds", "hop_seconds", "batch_size", "num_workers", "precision", "width", "channel")
     report = build_index(
         load_embedding_model(arguments.model, device=device, trust_remote_code=arguments.trust_remote_code),
         arguments.folder,

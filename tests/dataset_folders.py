@@ -243,7 +243,7 @@ def esc50(folder: Path) -> Made:
     clips = []
     for fold, label, recording in itertools.product((1, 2, 3), ("dog", "rain"), (0, 1)):
         stem = f"{fold}-{label}-{recording}"
-        clips.append(ESC50Clip(stem, fold, label, stem, builders.tone(300.0, 800)))
+        clips.append(ESC50Clip(stem, fold, label, stem, builders.tone(300.0 + len(clips), 800)))
     write_esc50(folder, clips, 8000)
     audio, table = sorted((folder / "audio").iterdir()), folder / "meta" / "esc50.csv"
     return Made({"data_dir": str(folder)}, {"train": 6, "validation": 2, "test": 4}, audio, table, "")

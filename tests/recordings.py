@@ -89,6 +89,8 @@ def encode_with_ffmpeg(
     layout = layout or {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[len(samples)]
     with av.open(encoded, "w", format=form, options=options) as container:
         stream = container.add_stream(codec, rate=rate_hz, layout=layout)
+        if codec.startswith("wma"):
+            stream.bit_rate = 128_000
         frame = av.AudioFrame.from_ndarray(
             np.ascontiguousarray(samples.T, dtype=np.float32).reshape(1, -1), "flt", layout
         )

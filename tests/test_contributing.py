@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and SECURITY.md name existing files, and each entry of a table is present in all places that it lists."""
+"""CONTRIBUTING.md and SECURITY.md name existing files. Each entry of a table is in all places that the first one lists."""
 
 import importlib
 import re

@@ -6,7 +6,6 @@ with its article, because the templates do not inflect phrases.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -90,67 +89,6 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
     if not languages or len(set(languages)) < len(languages):
         raise ValueError(f"languages is {list(languages)}; expected at least one, without repeats")
     return tuple(languages)
-
-
-def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Parse the option `caption_columns`, `LANGUAGE=COLUMN` with ISO 639-3 codes; return `{column: language}`.
-
-    >>> read_caption_columns(["deu=Beschreibung", "eng=English"])
-    {'Beschreibung': 'deu', 'English': 'eng'}
-    """
-    texts = [given] if isinstance(given, str) else given
-    pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
-    columns = {}
-    for language, column in pairs:
-        if not re.fullmatch("[a-z]{3}", language) or not column:
-            raise ValueError(f"caption_columns is {given!r}; expected LANGUAGE=COLUMN, such as deu=Beschreibung")
-        columns[column] = language
-    return columns
-
-
-def merge_captions(parts: Sequence[Mapping[str, Sequence[str]]], languages: Sequence[str]) -> dict[str, list[str]]:
-    """Merge captions of one recording from several lines, `{language: [caption, ...]}` each, without repeats.
-
-    Captions with the same index in two languages count as translations. Therefore, lines with equally many captions in
-    all languages of the recording come first.
-
-    >>> merge_captions([{"eng": ["Rain"]}, {"eng": ["A dog"], "fra": ["Un chien"]}], ["eng", "fra"])
-    {'eng': ['A dog', 'Rain'], 'fra': ['Un chien']}
-    """
-    present = []
-    for language in languages:
-        if any(part.get(language) for part in parts):
-            present.append(language)
-    parallel: dict[tuple[str, ...], None] = {}
-    others: list[tuple[str, str]] = []
-    for part in parts:
-        texts = [part.get(language, ()) for language in present]
-        if len(set(map(len, texts))) == 1:
-            parallel |= dict.fromkeys(zip(*texts, strict=True))
-        else:
-            for language, of_language in zip(present, texts, strict=True):
-                others += [(language, text) for text in of_language]
-
-    merged: dict[str, list[str]] = {language: [] for language in languages}
-    merged |= {language: list(texts) for language, texts in zip(present, zip(*parallel, strict=True), strict=False)}
-    distinct = {language: set(texts) for language, texts in merged.items()}
-    for language, text in others:
-        if text not in distinct[language]:
-            merged[language].append(text)
-            distinct[language].add(text)
-    return merged
-
-
-def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
-    """Raise ValueError if caption columns with and without a language in their name have the same language.
-
-    `unmarked` contains the columns without a language in their name; their language is `language`. `marked` contains
-    the other columns, as `{column: language}`.
-    """
-    merged = [column for column, of_column in marked.items() if of_column == language]
-    if unmarked and merged:
-        advice = f"set --caption_language, or --caption_columns {language}={unmarked[0]} {language}={merged[0]}"
-        raise ValueError(f"columns {[*unmarked, *merged]} would all be captions in {language!r}; {advice}")
 
 
 @cache

@@ -19,7 +19,6 @@ class ESC50Config(FoldConfig):
     LAYOUT = "the folder that holds meta/esc50.csv and audio/"
     TABLES: ClassVar = {"clips": ("esc50.csv",)}
     PHRASES = "esc50"
-    READS_HEADERS = True
 
 
 class ESC50(FoldBuilder):

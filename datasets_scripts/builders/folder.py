@@ -4,12 +4,11 @@ To add a dataset, write a config class with the names of its metadata files, a b
 and add an entry to `_BUILDERS` in `datasets_scripts/__init__.py`. `clotho.py` is a short example.
 """
 
-import hashlib
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,14 +20,13 @@ from modeling_supclap.languages import LANGUAGES
 from ..atomic_files import write_json
 from ..audio_files import SUFFIXES, walk
 from ..remote_files import local_folder
-from ..schema import CHANNEL, Event, features, validate_row
+from ..schema import CHANNEL, Event, features
+from ..splits import SPLITS, connect, hash_copies, warn_of_shared
 from . import metadata
 from .captions import check_languages
+from .columns import clean_texts, warn_once
 from .recordings import Recordings, listing
 
-logger = logging.getLogger(__name__)
-
-SPLITS = ("train", "validation", "test")
 REPORT_NAME = "report.json"  # the saved `RowBuilder.report`, in the cache folder of the rows
 ENGLISH = LANGUAGES[0]
 _SHOWN_NAMES = 5  # missing or excluded clips to name in the log; more of them are counted
@@ -69,7 +67,7 @@ class Collection:
         If the clip is a duplicate or has no captions, only its id is added to `left_out`. If `path` is None (no audio
         file), only `name`, the name of the recording in the metadata, is added to `missing`.
         """
-        captions = {language: strip_texts(texts) for language, texts in clip.captions.items()}
+        captions = {language: clean_texts(texts) for language, texts in clip.captions.items()}
         if (split, clip.clip_id) in self._ids:
             self.leave_out("duplicate", clip.clip_id)
         elif not any(captions.values()):
@@ -87,48 +85,40 @@ class Collection:
         if clip_ids:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
-    def keep_apart(self) -> None:
-        """Remove clips from a split if a later split (in the order train, validation, test) has the same source.
+    def keep_apart(self, name: str, keeps_splits: bool = False) -> None:
+        """Remove all clips that share an audio file, or the same part of it, because it is unknown which it contains.
 
-        Then remove all clips that share an audio file, or the same part of it, because it is unknown which of them the
-        file contains.
+        Then remove clips from a split if a later split (in the order train, validation, test) has the same source,
+        recording or content. With `keeps_splits`, the counts of these clips are only logged, for the dataset `name`.
         """
-        later: set[str] = set()
-        for split in reversed(SPLITS):
-            self._drop(split, "source in another split", later)
-            later.update(clip.source for clip in self.clips[split])
+        counts = Counter(clip.audio for clip in chain(*self.clips.values()))
+        self._drop("one file for several clips", [counts[clip.audio] > 1 for clip in chain(*self.clips.values())])
 
-        counts: Counter[Any] = Counter()
-        for clips in self.clips.values():
-            counts.update(clip.audio for clip in clips)
-        shared = {audio for audio, count in counts.items() if count > 1}
-        for split in SPLITS:
-            self._drop(split, "one file for several clips", shared)
+        groups = iter(group_clips(list(chain(*self.clips.values()))))
+        of_split = {split: list(islice(groups, len(clips))) for split, clips in self.clips.items()}
+        if keeps_splits:
+            warn_of_shared(
+                name, of_split, lambda split: (chain(*clip.captions.values()) for clip in self.clips[split])
+            )
+            return
+        unwanted: list[bool] = []
+        for number, split in enumerate(SPLITS):
+            later = set(chain(*(of_split[other] for other in SPLITS[number + 1 :])))
+            unwanted += [group in later for group in of_split[split]]
+        self._drop("source in another split", unwanted)
 
-    def _drop(self, split: str, reason: str, unwanted: set[Any]) -> None:
-        clips = self.clips[split]
-        dropped = {clip.clip_id: clip for clip in clips if clip.source in unwanted or clip.audio in unwanted}
-        self.leave_out(reason, *dropped)
-        self.clips[split] = [clip for clip in clips if clip.clip_id not in dropped]
+    def _drop(self, reason: str, unwanted: Iterable[bool]) -> None:
+        flags = iter(unwanted)
+        for split, clips in self.clips.items():
+            dropped = [next(flags) for _ in clips]
+            self.leave_out(reason, *(clip.clip_id for clip in compress(clips, dropped)))
+            self.clips[split] = [clip for clip, is_dropped in zip(clips, dropped, strict=True) if not is_dropped]
 
 
-def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
-    """Strip white space from texts, and remove blank texts."""
-    return tuple(filter(None, map(str.strip, texts)))
-
-
-def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
-    """Sample source recordings for validation and test; return `{source: split}`.
-
-    `counts` contains the numbers of validation and test sources. The order of `sources` does not affect the sample.
-    Raises ValueError if there are fewer sources than requested.
-    """
-    order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
-    if sum(counts.values()) > len(order):
-        raise ValueError(f"the counts {dict(counts)} exceed the {len(order)} recordings; set smaller numbers")
-
-    splits = ["test"] * counts.get("test", 0) + ["validation"] * counts.get("validation", 0)
-    return dict.fromkeys(order, "train") | dict(zip(order, splits, strict=False))
+def group_clips(clips: Sequence[Clip]) -> list[int]:
+    """Return the group of each clip: clips of one source, of one recording or of equal recordings (see `connect`)."""
+    paths = [clip.audio_path for clip in clips]
+    return connect([clip.source for clip in clips], [path or None for path in paths], hash_copies(paths))
 
 
 @dataclass
@@ -182,8 +172,6 @@ class FolderConfig(RowConfig):
     TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}  # key, such as a split -> possible file names
     ENGLISH_ONLY: ClassVar[bool] = True
     has_segments: ClassVar[Any] = False  # whether rows may be parts of recordings
-    # if rows contain recording lengths, the cache key includes file sizes
-    READS_HEADERS: ClassVar[bool] = False
 
     data_dir: str | None = None
     audio_dir: str | None = None
@@ -219,8 +207,10 @@ class FolderConfig(RowConfig):
         try:
             return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", revision=self.revision))
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-            problem = f"data_dir {folder} is not a folder, and {name} could not be downloaded from the Hub"
-            raise FileNotFoundError(f"{problem}; set it to {self.LAYOUT}") from error
+            raise FileNotFoundError(
+                f"data_dir {folder} is not a folder, and {name} could not be downloaded from the Hub; set it to "
+                f"{self.LAYOUT}"
+            ) from error
 
     @cached_property
     def files(self) -> list[str]:
@@ -252,18 +242,12 @@ class FolderConfig(RowConfig):
         return list(self.tables().values())
 
     def fingerprints(self) -> dict[str, str]:
-        """Return hashes of the code, the metadata files and the names of the audio files."""
+        """Return hashes of the code, the metadata files and the names, sizes and times of the audio files."""
         return {
             **super().fingerprints(),
             "metadata": metadata.fingerprint(self.metadata_files()),
-            "audio": self.recordings.fingerprint(sizes=self.READS_HEADERS),
+            "audio": self.recordings.fingerprint(),
         }
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """Log a warning once in this process, because a sweep loads the same dataset in every run."""
-    logger.warning(message)
 
 
 class RowBuilder(datasets.GeneratorBasedBuilder):
@@ -274,6 +258,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     VERSION = "1.0.0"
     BUILDER_CONFIG_CLASS = RowConfig
     NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
+    KEEPS_SPLITS: ClassVar[bool] = False  # whether splits of the user are kept, even if they share recordings
 
     def collect(self) -> Collection:
         """Read the metadata, find the audio files, and return the usable, missing and excluded clips."""
@@ -310,7 +295,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
                 counts.append(f"{len(names):,} {reason}{shown}")
         if counts:
             lists = path if path.is_file() else "report()"
-            _warn_once(f"{self.config.DATASET}: clips without a row: {', '.join(counts)}; listed in {lists}")
+            warn_once(f"{self.config.DATASET}: clips without a row: {', '.join(counts)}; listed in {lists}")
 
     @property
     def _report_path(self) -> Path:
@@ -319,7 +304,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     @cached_property
     def _collection(self) -> Collection:
         collection = self.collect()
-        collection.keep_apart()
+        if hasattr(self.config, "folder"):  # generated sounds have none
+            collection.keep_apart(self.config.DATASET, self.KEEPS_SPLITS)
         if not any(collection.clips.values()):
             self._raise_empty(collection)
         for clips in collection.clips.values():
@@ -335,9 +321,11 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
 
         folder, files = config.recordings.folder, config.recordings.files
         name, advice = Path(collection.missing[0]).name, ""
-        for file in files if hasattr(config, "audio_dir") else ():
+        for file in files:
             if Path(file).name == name:
                 advice = f"Set audio_dir to {folder / Path(file).parent}, which contains {name}. "
+        if "://" in collection.missing[0]:
+            advice = "The addresses in a table are not opened; download them, or use `supclap embed --table`. "
         raise FileNotFoundError(
             f"{config.DATASET}: {folder} contains {listing(files, 3) if files else 'no audio'}, and none of the "
             f"{len(collection.missing):,} recordings, such as {collection.missing[0]}. {advice}"
@@ -348,10 +336,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return datasets.DatasetInfo(features=self._features())
 
     def _features(self) -> datasets.Features:
-        types = features(self.config.languages, getattr(self.config, "has_segments", False))
-        if self.config.channel is not None:
-            types[CHANNEL] = datasets.Value("int32")
-        return types
+        has_segments, channel = getattr(self.config, "has_segments", False), self.config.channel
+        return features(self.config.languages, has_segments, channel is not None)
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collect here because `datasets` replaces errors in `_generate_examples` by a generic error.
@@ -363,6 +349,5 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         for clip in self._collection.clips[split]:
             captions = {language: list(clip.captions.get(language, ())) for language in languages}
             row = clip._replace(captions=captions, labels=list(clip.labels), events=list(clip.events))._asdict()
-            row = {name: row[name] if name != CHANNEL else self.config.channel for name in self.info.features}
-            validate_row(row, languages)
-            yield clip.clip_id, row
+            row[CHANNEL] = self.config.channel
+            yield clip.clip_id, {name: row[name] for name in self.info.features}

@@ -92,9 +92,7 @@ class FoldBuilder(RowBuilder):
 
                 path = config.recordings.named([clip_id])
                 seconds = duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
-                events: list[Event] = []
-                if seconds:
-                    events.append({"label": clip.label, "onset_seconds": 0.0, "offset_seconds": seconds})
+                events = [Event(label=clip.label, onset_seconds=0.0, offset_seconds=seconds)] if seconds else []
                 captions = render_captions(phrases[clip.label], config.languages)
                 row = Clip(clip_id, captions, f"freesound:{clip.freesound_id}", clip.license, [clip.label], events)
                 collection.add(split, row, clip.file_name, path)
@@ -124,8 +122,10 @@ def split_clips(
     """
     folds = sorted({clip.fold for clip in clips})
     if test_fraction is None and test_fold not in folds:
-        advice = f"set test_fold={folds[0] if folds else 1} (in the evaluation recipe: --folds)"
-        raise ValueError(f"fold {test_fold!r} has no clips; folds with clips: {folds}; {advice}")
+        raise ValueError(
+            f"fold {test_fold!r} has no clips; folds with clips: {folds}; set test_fold={folds[0] if folds else 1} (in "
+            "the evaluation recipe: --folds)"
+        )
 
     if test_fraction is None:
         tested = {clip.freesound_id for clip in clips if clip.fold == test_fold}
@@ -136,11 +136,10 @@ def split_clips(
 
     splits: dict[str, list[FoldClip]] = {"train": [], "validation": [], "test": []}
     for clip in clips:
-        if clip.freesound_id in tested:
-            if test_fraction is not None or clip.fold == test_fold:
-                splits["test"].append(clip)
-        else:
+        if clip.freesound_id not in tested:
             splits["validation" if clip.freesound_id in held_out else "train"].append(clip)
+        elif test_fraction is not None or clip.fold == test_fold:
+            splits["test"].append(clip)
     return splits
 
 

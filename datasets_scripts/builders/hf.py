@@ -7,12 +7,11 @@
 import hashlib
 import io
 import logging
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,70 +19,163 @@ import datasets
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
+import pyarrow.parquet
 import soundfile
 
-from ..remote_files import local_folder
-from ..schema import FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
-from .captions import check_merged_languages, merge_captions, read_caption_columns
-from .metadata import find_segment_columns, read_segment
+from ..remote_files import local_folder, refuse_pointer
+from ..schema import CHANNEL, FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
+from ..splits import SPLITS, connect, draw_splits, warn_of_shared
+from .columns import ColumnOptions, Columns, language_code, merge_captions, warn_once
 
 logger = logging.getLogger(__name__)
 
-_CAPTION_COLUMNS = ("caption", "captions", "text", "sentence", "raw_text")
-_NUMBERED_COLUMN = re.compile(r"captions?_\d+")
-_LANGUAGE = re.compile(r"[a-z]{3}")
-_LANGUAGE_COLUMN = re.compile(r"captions?_[a-z]{3}")
-
 
 @dataclass
-class HubDatasetConfig:
-    """Location and columns of a Hub dataset.
+class HubDatasetConfig(ColumnOptions):
+    """Location and splits of a Hub dataset, in addition to `ColumnOptions`.
 
     Attributes:
         data_dir: Hub dataset id, folder for `load_dataset`, output folder of `save_to_disk`, or fsspec address of one
             of these folders, which is downloaded.
         subset: Name of the dataset configuration, if the dataset has several.
         revision: Branch, tag or commit of the Hub repository.
-        audio_column: Column of `Audio`, paths, bytes, or decoded audio; defaults to the only column of type `Audio`, or
-            to `audio`. With columns `start_seconds` and `end_seconds` (or `start` and `end`), a row is a part of a
-            recording.
-        caption_column: Caption column with texts, lists of texts, either by language, or class labels. Default:
-            `caption` or `captions`, together with `caption_1`, `caption_2` and so on; if there are none, `text`,
-            `sentence` or `raw_text`. Columns such as `caption_fra` are also read.
-        caption_language: Language of the caption columns that have no language in their name, as ISO 639-3 code.
-        caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
-            `caption_column` and `caption_language`; other caption columns are ignored.
-        label_column: Column with a class label, a text or a list of texts.
-        validation_fraction: Fraction of the training split to hold out for validation, if there is no validation split.
+        validation_fraction: Fraction of the sources in the training split to hold out for validation, if there is no
+            validation split.
         test_fraction: Fraction to hold out for testing, if there is no test split.
         seed: Random seed for the held-out splits.
+        channel: Channel of each recording to use, from 0. None: the mean of all channels.
     """
 
     data_dir: str | None = None
     subset: str | None = None
     revision: str | None = None
-    audio_column: str | None = None
-    caption_column: str | None = None
-    caption_language: str = "eng"
-    caption_columns: Sequence[str] | Mapping[str, str] = ()
-    label_column: str | None = None
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 0
+    channel: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.data_dir is None:
             raise ValueError("hf requires data_dir: a Hub id, or a folder that load_dataset or load_from_disk reads")
 
 
 _RECORDINGS: tuple[Any, ...] = (datasets.Audio, datasets.Video)
+EXTRA_COLUMNS = {"split": datasets.Value("string"), "recording": datasets.Value("string")}
+"""Columns of rows whose splits are not final: the split in a column of the dataset, and a key that equal recordings
+share. Both are "" if unknown."""
+
+
+class HubColumns(Columns):
+    """Columns of a dataset with these features; `audio` is the column of the recordings, `found` are the languages.
+
+    `light` is the part of `audio` that contains their names, if there is one. Raises ValueError as `Columns`, or
+    without a column of recordings.
+    """
+
+    def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
+        texts = [name for name, kind in types.items() if _is_text(kind) or isinstance(kind, dict)]
+        super().__init__(types, config, not_text=types.keys() - texts)
+        audio = [name for name, kind in types.items() if isinstance(kind, _RECORDINGS)]
+        self.audio = config.audio_column or (audio[0] if len(audio) == 1 else self.of_field.get("file_name", ""))
+        if not self.audio:
+            raise ValueError(f"there is no column of recordings; set audio_column to one of {list(types)}")
+        kind = types.get(self.audio)
+        has_paths = isinstance(kind, _RECORDINGS) or (isinstance(kind, dict) and "path" in kind)
+        self.channel = config.channel
+        self.light = f"{self.audio}.path" if has_paths else self.audio
+        for name in ("clip_id", "events"):
+            self.of_field.pop(name, None)
+        self.types = {name: types[name] for name in self.read_names}
+        self.found: dict[str, None] = {}
+        for name, language in self.captions.items():
+            keys = map(language_code, types[name]) if isinstance(types[name], dict) else [language or self.language]
+            self.found |= dict.fromkeys(keys)
+
+    @property
+    def features(self) -> datasets.Features:
+        """Features of described rows, with `EXTRA_COLUMNS`."""
+        has_channel = self.channel is not None
+        return datasets.Features({**features(list(self.found), self.has_parts, has_channel), **EXTRA_COLUMNS})
+
+    def describe(self, table: pyarrow.Table, paths: Sequence[str | None], where: str) -> list[dict[str, Any]]:
+        """Convert rows to the format of `schema.Row` without ids, which `name_row` adds.
+
+        Args:
+            table: Rows with the columns `read_names`.
+            paths: Names of the recordings, or None.
+            where: Name of the table, for error messages.
+        """
+        # A name such as "audio.wav" for all rows does not identify a recording.
+        has_names = self.has_parts or len(paths) == 1 or len(set(paths)) > 1
+        rows = []
+        for number, (values, path) in enumerate(zip(table.select(self.read_names).to_pylist(), paths, strict=True)):
+            for name, kind in self.types.items():
+                values[name] = _name_classes(values[name], kind)
+            row = self.read(values, f"{where}, row {number}")
+            source = row["source"] or (f"{FILE_SOURCE}{path}" if path and has_names else "")
+            rows.append({**row, "audio_path": path, "source": source, CHANNEL: self.channel})
+            self.found |= dict.fromkeys(row["captions"])
+        return rows
+
+
+def find_columns(schema: pyarrow.Schema, config: HubDatasetConfig) -> HubColumns:
+    """Return the columns of a Parquet file. Raise ValueError as `HubColumns` and `as_stored_audio`."""
+    columns = HubColumns(datasets.Features.from_arrow_schema(schema), config)
+    as_stored_audio(schema.empty_table()[columns.audio], columns.audio)
+    return columns
+
+
+def name_row(row: Mapping[str, Any], languages: Iterable[str]) -> dict[str, Any]:
+    """Return a row with lists for all languages, whose id is also its name and its source if it has none."""
+    path, source = row["audio_path"] or row["clip_id"], row["source"] or FILE_SOURCE + row["clip_id"]
+    captions = {language: row["captions"].get(language, []) for language in languages}
+    return {"recording": "", **row, "audio_path": path, "source": source, "captions": captions}
+
+
+def finish_splits(
+    splits: Mapping[str, datasets.Dataset], name: str, config: HubDatasetConfig | None = None
+) -> dict[str, datasets.Dataset]:
+    """Hold out the missing splits by source, and warn of recordings, sources and captions that splits share.
+
+    Args:
+        splits: Rows as in `schema.Row`, with `EXTRA_COLUMNS`, which are removed.
+        name: Name of the dataset, for the warnings.
+        config: Fractions to hold out. None: nothing is held out.
+    """
+    splits = dict(splits)
+    if config is not None and "train" in splits:
+        rows = splits.pop("train")
+        sources, drawn = rows["source"][:], rows["split"][:]
+        fractions = {split: getattr(config, f"{split}_fraction") for split in SPLITS[1:] if split not in splits}
+        if splits or not set(drawn) <= set(SPLITS):
+            if any(drawn):
+                warn_once(f"{name}: the column split is not used, because of its values or of other splits")
+            recordings = [key or None for key in rows["recording"]]
+            drawn = draw_splits(sources, connect(sources, recordings), fractions, config.seed)
+        for split in dict.fromkeys(drawn):
+            splits[split] = rows.select([number for number, other in enumerate(drawn) if other == split])
+
+    sizes = {split: len(rows) for split, rows in splits.items()}
+    sources, keys = [], []
+    for rows in splits.values():
+        sources += [None if source.startswith(FILE_SOURCE) else source for source in rows["source"]]
+        keys += [key or None for key in rows["recording"]]
+    groups = iter(connect(sources, keys))
+
+    def captions(split: str) -> Iterator[Iterable[str]]:
+        for row in splits[split].select_columns("captions"):
+            yield chain(*row["captions"].values())
+
+    warn_of_shared(name, {split: list(islice(groups, size)) for split, size in sizes.items()}, captions)
+    return {split: rows.remove_columns(list(EXTRA_COLUMNS)) for split, rows in splits.items()}
 
 
 class HubDataset:
     """Builder for datasets that the `datasets` library supports.
 
     Rows with the same recording are merged into one row, and rows without captions are skipped. If there is no
-    validation or test split, a part of the training split is held out.
+    validation or test split, sources of the training split are held out.
     """
 
     BUILDER_CONFIG_CLASS = HubDatasetConfig
@@ -107,18 +199,15 @@ class HubDataset:
             loaded = datasets.load_from_disk(str(folder))
         else:
             path = str(folder if folder.is_dir() else config.data_dir)
+            options: dict[str, Any] = {"revision": config.revision, "cache_dir": self.cache_dir}
             with _storing_audio_as_paths():
-                loaded = datasets.load_dataset(path, config.subset, revision=config.revision, cache_dir=self.cache_dir)
-
-        splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
-        for split, name in name_splits(splits).items():
-            self._splits[name] = self._rows(split, splits[split])
-
-        for split in ("test", "validation"):
-            fraction = getattr(config, f"{split}_fraction")
-            if split not in self._splits and "train" in self._splits and fraction > 0:
-                parts = self._splits["train"].train_test_split(test_size=fraction, seed=config.seed)
-                self._splits["train"], self._splits[split] = parts["train"], parts["test"]
+                try:
+                    loaded = datasets.load_dataset(path, config.subset, **options)
+                except Exception:
+                    if (types := _unify_files(folder)) is None:
+                        raise
+                    loaded = datasets.load_dataset(path, config.subset, features=types, **options)
+        self.convert({"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded)
 
     def as_dataset(self) -> datasets.DatasetDict:
         """Return all splits as a `DatasetDict`."""
@@ -128,149 +217,80 @@ class HubDataset:
         """Return the ids of clips without audio or captions, in the format of `RowBuilder.report`."""
         return {"missing": self._missing, "left_out": {"no caption": self._left_out} if self._left_out else {}}
 
-    def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
-        """Convert a split to the format of `schema.Row`, without copying the recordings."""
-        columns = Columns(rows.features, self.config)
-        rows = rows.flatten_indices() if rows._indices is not None else rows
-        stored = as_stored_audio(rows.select_columns(columns.audio).data.column(columns.audio), columns.audio)
-        if self.config.data_dir:
-            stored = _resolve_paths(stored, Path(self.config.data_dir).expanduser().absolute())
+    def convert(self, splits: Mapping[str, datasets.Dataset]) -> None:
+        """Convert splits to rows with their recordings, which are not copied, and hold out the missing splits."""
+        tables, chunks = {}, []
+        for split, rows in splits.items():
+            rows = rows.flatten_indices() if rows._indices is not None else rows
+            columns = HubColumns(rows.features, self.config)
+            stored = as_stored_audio(rows.data.column(columns.audio), columns.audio)
+            if self.config.data_dir:
+                stored = _resolve_paths(stored, Path(self.config.data_dir).expanduser().absolute())
+            tables[split] = rows.data, columns, stored
+            chunks += stored.chunks
+        keys = iter(identify_recordings(pyarrow.chunked_array(chunks, _STORED)))
+        names = name_splits(splits)
+        converted = {}
+        for split, table in tables.items():
+            converted[names[split]] = self._rows(split, *table, list(islice(keys, len(table[0]))))
+        self._splits = finish_splits(converted, self.origin, self.config)
+
+    def _rows(
+        self, split: str, table: Any, columns: HubColumns, stored: pyarrow.ChunkedArray, keys: Sequence[Hashable]
+    ) -> datasets.Dataset:
+        """Convert a split. Its recordings are `stored`, and equal for equal `keys`."""
+        described = columns.describe(table, pc.struct_field(stored, "path").to_pylist(), split)
+        columns.warn_of_placeholders(f"{self.origin}, {split}")
+
+        # Merge rows with the same recording: add their captions and labels to the first such row, without repeats.
+        languages = list(columns.found)
+        recordings: dict[Hashable, list[int]] = {}
+        for index, (key, row) in enumerate(zip(keys, described, strict=True)):
+            recordings.setdefault((key, *(row[name] for name in SEGMENT_COLUMNS)), []).append(index)
+        for first, *others in recordings.values():
+            if others:
+                merged = [described[index] for index in (first, *others)]
+                merged[0]["captions"] = merge_captions([row["captions"] for row in merged], languages)
+                merged[0]["labels"] = list(dict.fromkeys(chain(*(row["labels"] for row in merged))))
+        if len(recordings) < len(described):
+            logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings))
+
+        rows = []
+        for index, (row, key) in enumerate(zip(described, keys, strict=True)):
+            named = name_row({**row, "clip_id": f"{split}-{index:06d}", "recording": str(key)}, languages)
+            rows.append({name: named[name] for name in columns.features})
         # The feature of `Audio` would need FFmpeg to store a path, but not to describe one that is stored.
         kind = datasets.Features({"audio": datasets.Audio(decode=False)})
         audio = datasets.Dataset(pyarrow.table({"audio": stored}).cast(kind.arrow_schema))
         audio = datasets.Dataset(audio.data, info=datasets.DatasetInfo(features=kind))
-        paths = pc.struct_field(stored, "path").to_pylist()
-        is_null = pc.is_null(stored).to_pylist()
-
-        described = []
-        texts = rows.select_columns(columns.described)
-        for index, (row, path) in enumerate(zip(texts, paths, strict=True)):
-            described.append(columns.describe(row, path, f"{split}-{index:06d}"))
-
-        # Merge rows with the same recording: add their captions and labels to the first such row, without repeats.
-        languages = list(dict.fromkeys(columns.languages.values()))
-        recordings: dict[Hashable, list[int]] = {}
-        for index, recording in enumerate(identify_recordings(stored)):
-            segment = tuple(described[index].get(name) for name in SEGMENT_COLUMNS)
-            recordings.setdefault((recording, segment), []).append(index)
-        # such as "audio.wav", which does not identify a recording
-        if len(recordings) > 1 and len(set(paths)) == 1 and not columns.segments:
-            for row in described:
-                row["source"] = f"{FILE_SOURCE}{row['clip_id']}"
-        for indices in recordings.values():
-            if len(indices) > 1:
-                merged = [described[index] for index in indices]
-                labels = chain.from_iterable(row["labels"] for row in merged)
-                merged[0]["captions"] = merge_captions([row["captions"] for row in merged], languages)
-                merged[0]["labels"] = list(dict.fromkeys(labels))
-        if len(recordings) < len(described):
-            logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings))
-
-        table = datasets.Dataset.from_list(described, features=features(languages, bool(columns.segments)))
-        joined = datasets.concatenate_datasets([table, audio], axis=1)
-
-        captioned = []
-        for index, *_ in recordings.values():
-            if is_null[index]:
-                self._missing.append(described[index]["clip_id"])
-            elif any(described[index]["captions"].values()):
-                captioned.append(index)
-            else:
-                self._left_out.append(described[index]["clip_id"])
-        return joined if len(captioned) == len(described) else joined.select(captioned)
-
-
-class Columns:
-    """Names of the audio, label and caption columns of a dataset; `languages` is `{caption column: language}`.
-
-    Names that are not set in `config` are detected. ValueError is raised if a column is missing, if a caption column
-    does not contain text, or if columns such as `caption` and `caption_eng` have the same language.
-    """
-
-    def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
-        audio = [name for name, kind in types.items() if isinstance(kind, _RECORDINGS)]
-        self.audio = config.audio_column or (audio[0] if len(audio) == 1 else "audio")
-        if self.audio not in types:
-            raise ValueError(f"there is no column {self.audio!r} of audio; set audio_column to one of {list(types)}")
-        self.languages = _find_captions(types, config)
-        self.label = config.label_column or None
-        if self.label is not None and self.label not in types:
-            raise ValueError(f"there is no column {self.label!r} of labels; set label_column to one of {list(types)}")
-        self._types = types
-        self.segments = find_segment_columns(types)
-
-    @property
-    def described(self) -> list[str]:
-        """Names of the caption, label and segment columns."""
-        return list(dict.fromkeys(filter(None, [*self.caption_columns, self.label, *self.segments.values()])))
-
-    @property
-    def caption_columns(self) -> list[str]:
-        """Names of the columns that contain captions."""
-        return list(
-            dict.fromkeys(name.partition(".")[0] if name not in self._types else name for name in self.languages)
+        joined = datasets.concatenate_datasets(
+            [datasets.Dataset.from_list(rows, features=columns.features), audio], axis=1
         )
 
-    def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
-        """Convert a row to the format of `schema.Row`, without the audio. `path` is the recording's name, or None."""
-        captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
-        for column, language in self.languages.items():
-            kind = self._types.get(column)
-            if kind is None:  # "captions.fra": a key of a column of captions by language
-                whole, _, key = column.partition(".")
-                captions[language] += _as_texts((row[whole] or {}).get(key), self._types[whole][key])
+        usable: list[int] = []
+        is_null = pc.is_null(stored).to_pylist()
+        for index, *_ in recordings.values():
+            if any(rows[index]["captions"].values()) and not is_null[index]:
+                usable.append(index)
             else:
-                captions[language] += _as_texts(row[column], kind)
-        path = clip_id if path is None else path
-        segment = dict.fromkeys(SEGMENT_COLUMNS) if self.segments else {}
-        if self.segments:
-            values = {name: row[column] for name, column in self.segments.items()}
-            segment = dict(zip(SEGMENT_COLUMNS, read_segment(values, clip_id), strict=True))
-        return {
-            "clip_id": clip_id,
-            "audio_path": path,
-            "captions": captions,
-            "labels": [] if self.label is None else _as_texts(row[self.label], self._types.get(self.label)),
-            "events": [],
-            "source": f"{FILE_SOURCE}{path}",
-            "license": "",
-            **segment,
-        }
+                (self._missing if is_null[index] else self._left_out).append(rows[index]["clip_id"])
+        return joined if len(usable) == len(rows) else joined.select(usable)
 
 
-def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[str, str]:
-    """Return the caption columns as `{column: language}`."""
-    columns = read_caption_columns(config.caption_columns)
-    texts = [name for name in types if _is_text(types[name])]
-    if not columns:
-        if config.caption_column:
-            unmarked = [config.caption_column]
-        else:
-            numbered = [name for name in texts if _NUMBERED_COLUMN.fullmatch(name)]
-            unmarked = [name for name in _CAPTION_COLUMNS[:2] if name in types][:1] + numbered
-            unmarked = unmarked or [name for name in _CAPTION_COLUMNS if name in types][:1]
+def _unify_files(folder: Path) -> datasets.Features | None:
+    """Return the common types of the Parquet files in a folder; raise ValueError if a column has none."""
+    schema = None
+    for path in sorted(folder.rglob("*.parquet")) if folder.is_dir() else ():
+        refuse_pointer(path.open("rb").read(100), str(path))
+        types = pyarrow.parquet.read_schema(path).remove_metadata()
+        try:
+            schema = pyarrow.unify_schemas([schema or types, types], promote_options="permissive")
+        except pyarrow.ArrowTypeError as error:
+            raise ValueError(f"{path} has other types than the files before it: {error}; convert it") from error
+    return None if schema is None else datasets.Features.from_arrow_schema(schema)
 
-        marked = {name: name[-3:] for name in texts if _LANGUAGE_COLUMN.fullmatch(name) and name not in unmarked}
-        check_merged_languages(unmarked, config.caption_language, marked)
-        columns = {**dict.fromkeys(unmarked, config.caption_language), **marked}
-        for name in unmarked:
-            if isinstance(types.get(name), dict) and all(map(_LANGUAGE.fullmatch, types[name])):
-                del columns[name]
-                columns |= {f"{name}.{key}": key for key, kind in types[name].items() if _is_text(kind)}
-        texts += [name for name in columns if "." in name]
 
-    missing = [name for name in columns if name not in types and name not in texts]
-    if missing or not columns:
-        absent = ", ".join(missing) or "of captions"
-        raise ValueError(f"there is no column {absent}; set caption_column to one of {texts}")
-    for name in columns:
-        if name not in texts:
-            advice = f"set caption_column to one of {texts}"
-            if isinstance(types[name], dict):
-                keys = list(types[name])
-                advice = f"rename its keys {keys} to ISO 639-3 codes of languages, such as 'eng', or {advice}"
-            raise ValueError(f"column {name!r} contains {types[name]}, not text; {advice}")
-    return columns
+_STORED = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
 
 
 def as_stored_audio(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedArray:
@@ -279,35 +299,28 @@ def as_stored_audio(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedA
     The column may contain such structs, paths, bytes, or decoded audio (structs of `array` and `sampling_rate`), which
     is encoded as WAV of 32-bit floats. Raises ValueError if it contains something else.
     """
-    kind = column.type
-    kind = getattr(kind, "storage_type", kind)
-    stored = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    kind = getattr(column.type, "storage_type", column.type)
     chunks = []
     for chunk in column.chunks:
         chunk = getattr(chunk, "storage", chunk)
-        nulls = pyarrow.nulls(len(chunk), pyarrow.string())
+        fields: dict[str, Any] = {}
         if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind):
-            fields = [pyarrow.nulls(len(chunk), pyarrow.binary()), chunk.cast(pyarrow.string())]
+            fields["path"] = chunk
         elif pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
-            fields = [chunk.cast(pyarrow.binary()), nulls]
-        elif pyarrow.types.is_struct(kind) and {"array", "sampling_rate"} <= {field.name for field in kind}:
-            fields = [pyarrow.array([_encode(value) for value in chunk.to_pylist()], pyarrow.binary()), nulls]
-            if kind.get_field_index("path") >= 0:
-                fields[1] = pc.struct_field(chunk, "path").cast(pyarrow.string())
-        elif pyarrow.types.is_struct(kind) and {"bytes", "path"} & {field.name for field in kind}:
-            fields = []
-            for field in stored:
-                exists = kind.get_field_index(field.name) >= 0
-                values = pc.struct_field(chunk, field.name) if exists else pyarrow.nulls(len(chunk))
-                fields.append(values.cast(field.type))
-        else:
+            fields["bytes"] = chunk
+        elif pyarrow.types.is_struct(kind):
+            fields = {field.name: pc.struct_field(chunk, field.name) for field in kind}
+        if {"array", "sampling_rate"} <= fields.keys():
+            fields["bytes"] = pyarrow.array(map(_encode, chunk.to_pylist()), pyarrow.binary())
+        if not fields.keys() & {"bytes", "path"}:
             raise ValueError(
                 f"column {name!r} contains {kind}; set audio_column to a column of Audio, paths, bytes, or decoded "
                 "audio with array and sampling_rate"
             )
-        empty = pc.and_(pc.is_null(fields[0]), pc.is_null(fields[1]))
-        chunks.append(pyarrow.StructArray.from_arrays(fields, fields=list(stored), mask=empty))
-    return pyarrow.chunked_array(chunks, stored)
+        values = [fields.get(field.name, pyarrow.nulls(len(chunk))).cast(field.type) for field in _STORED]
+        empty = pc.and_(pc.is_null(values[0]), pc.is_null(values[1]))
+        chunks.append(pyarrow.StructArray.from_arrays(values, fields=list(_STORED), mask=empty))
+    return pyarrow.chunked_array(chunks, _STORED)
 
 
 def _encode(value: Mapping[str, Any] | None) -> bytes | None:
@@ -409,7 +422,9 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
 
 def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
     """Convert a dataset to rows in the format of `schema.Row`. `columns` are options of `HubDatasetConfig`."""
-    return HubDataset(data_dir="", **columns)._rows("clip", rows)
+    dataset = HubDataset(data_dir="", validation_fraction=0, test_fraction=0, **columns)
+    dataset.convert({"clip": rows})
+    return dataset.as_dataset()["clip"]
 
 
 def ensure_rows(rows: Any, caption_language: str) -> Any:
@@ -432,12 +447,11 @@ def get_origin(data_dir: str) -> str:
     return folder.resolve().name if folder.is_dir() else data_dir
 
 
-def _as_texts(value: Any, kind: Any) -> list[str]:
-    """Convert one or several texts or class labels to a list of texts, without blank texts."""
-    item, texts = _item_type(kind), []
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(item, datasets.ClassLabel) and each is not None:
-            each = item.int2str(each) if each >= 0 else None  # -1: no class
-        if each is not None and str(each).strip():
-            texts.append(str(each).strip())
-    return texts
+def _name_classes(value: Any, kind: Any) -> Any:
+    """Replace the numbers of classes in a value of a column by their names; -1 is no class."""
+    label = _item_type(kind)
+    if not isinstance(label, datasets.ClassLabel) or value is None:
+        return value
+    if isinstance(value, list):
+        return [_name_classes(each, label) for each in value]
+    return label.int2str(value) if value >= 0 else None

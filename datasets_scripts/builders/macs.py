@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
+from ..splits import draw_sources
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .recordings import stem_of
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C takes seconds instead of a minute
@@ -73,6 +74,7 @@ def read_captions(path: Path) -> list[tuple[str, list[str]]]:
             captions = [str(annotation["sentence"] or "") for annotation in entry["annotations"]]
             clips.append((str(entry["filename"]), captions))
         except (KeyError, TypeError) as error:
-            problem = f"{path}: entry {index} of files lacks filename, annotations or a sentence"
-            raise ValueError(f"{problem}; expected MACS.yaml") from error
+            raise ValueError(
+                f"{path}: entry {index} of files lacks filename, annotations or a sentence; expected MACS.yaml"
+            ) from error
     return clips

@@ -4,32 +4,22 @@ import csv
 import hashlib
 import io
 import json
-import logging
-import math
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..remote_files import refuse_pointer
 from ..schema import SEGMENT_COLUMNS
 from .recordings import listing
 from .text_encodings import decode_text
 
-logger = logging.getLogger(__name__)
-
 SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
-_SEGMENT_PAIRS = (
-    ("start", "end"),
-    ("start_time", "end_time"),
-    ("start_sec", "end_sec"),
-    ("begin", "end"),
-    ("onset", "offset"),
-)
-_UNUSED_PAIR = ("offset", "duration")  # start and length of a part, in other projects
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+LABEL_COLUMNS = (*SEGMENT_COLUMNS, "caption")
 
 
 class Line(NamedTuple):
@@ -61,9 +51,10 @@ def read_csv(
 ) -> list[Line]:
     """Read a CSV file; the delimiter is the most frequent of comma, semicolon, tab and `|` in the first line.
 
-    Missing values at the end of a line become empty strings. In a file with tabs, quotation marks are characters,
-    except around a whole cell, unless cells contain tabs or line breaks. ValueError is raised if a column is missing
-    or repeated, or a line has more values than columns.
+    Missing values at the end of a line become empty strings. Lines without values, and lines that repeat the header,
+    are skipped, as are the titles that spreadsheets have above it, comments there, and the line "sep=;". In a file with
+    tabs, quotation marks are characters, except around a whole cell, unless cells contain tabs or line breaks.
+    ValueError is raised if a column is missing or repeated, or a line has more values than columns.
 
     Args:
         columns: Required columns. If `header` is False, names of all columns.
@@ -71,57 +62,67 @@ def read_csv(
         languages: Languages of the table, and `encoding` its encoding, as in `text_encodings.decode_text`.
     """
     text = decode_text(path.read_bytes(), str(path), languages, encoding)
-    first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
-    delimiter = max(",;\t|", key=first_line.count)
-    if delimiter == "\t" and (unquoted := _read_unquoted(text)) is not None:
-        text = unquoted
-    # The tables of AudioSet have no header, and spaces before the quotes.
-    form: dict[str, Any] = {"restval": "", "delimiter": delimiter, "skipinitialspace": not header, "strict": True}
-    reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, **form)
+    first_line, _, rest = text.partition("\n")
+    unquoted = re.sub('"[^"]*"', "", text)
+    head = re.search(r".*[,;\t|].*", unquoted)  # the first line may be a comment
+    delimiter = max(",;\t|", key=(head[0] if head else "").count)
+    if separator := re.fullmatch("sep=(.)", first_line.strip("\r")):
+        text, delimiter = "\n" + rest, separator[1]
 
-    numbered: list[tuple[int, dict[Any, Any]]] = []
+    rows = _split_tabs(text) if delimiter == "\t" else []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
-        names = list(reader.fieldnames or [])
-        for values in reader:
-            numbered.append((reader.line_num, values))
+        for cells in () if rows else reader:
+            rows.append((reader.line_num, cells))
     except csv.Error as error:
-        line = 1 + (numbered[-1][0] if numbered else int(header))
-        problem = f"{error}; check the quotes: a cell in quotes ends with one, and quotes inside it are doubled"
-        raise ValueError(f"{path} cannot be read as CSV from line {line} on: {problem}") from error
+        raise ValueError(
+            f"{path} cannot be read as CSV from line {1 + (rows[-1][0] if rows else 0)} on: {error}; check the quotes: "
+            "a cell in quotes ends with one, and quotes inside it are doubled"
+        ) from error
 
-    missing = sorted(set(columns) - set(names))
-    if missing:
+    rows = [(number, cells) for number, cells in rows if any(map(str.strip, cells))]
+    while header and len(rows) > 1 and _is_title(rows[0][1]) and not _is_title(rows[1][1]):
+        del rows[0]
+    first = rows[0][1] if header and rows else []
+    names = [name.strip() for name in first] if header else list(columns)
+    if missing := sorted(set(columns) - set(names)):
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
-    name, count = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
-    if count > 1:
-        raise ValueError(f"{path} has {count} columns {name!r}; rename them, since only the last one would be read")
+    if repeated := [name for name in names if name and names.count(name) > 1]:
+        raise ValueError(
+            f"{path} has {len(repeated)} columns {repeated[0]!r}; rename them, since only one of them would be read"
+        )
 
     lines = []
-    for number, values in numbered:
+    for number, cells in rows:
         where = f"{path}, line {number}"
-        if None in values:
-            cells = f"{len(names) + len(values[None])} cells for {len(names)} columns"
-            raise ValueError(f"{where} has {cells}; quote cells that contain {delimiter!r}")
-        lines.append(Line(where, values))
+        if any(cell.strip() for cell in cells[len(names) :]):
+            raise ValueError(
+                f"{where} has {len(cells)} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
+            )
+        if not header or cells != first:
+            lines.append(Line(where, dict(zip(names, [*cells, *[""] * len(names)], strict=False))))
     return lines
 
 
-def _read_unquoted(text: str) -> str | None:
-    """Quote all cells of a table with tabs in which quotation marks are characters, as in Common Voice.
+def _is_title(cells: Sequence[str]) -> bool:
+    """Return whether a line above the header is a title, followed by empty cells, or a comment without separators."""
+    return cells[0].strip() != "" and not any(cells[1:]) and (len(cells) > 1 or cells[0].startswith("#"))
 
-    Return None if a line has another number of cells than the first, because then cells contain tabs or line breaks.
+
+def _split_tabs(text: str) -> list[tuple[int, list[str]]]:
+    """Split lines at tabs, for tables in which quotation marks are characters, as in Common Voice.
+
+    Return no lines if they have different numbers of cells, because then cells contain tabs or line breaks.
     """
-    rows = [line.split("\t") for line in text.splitlines() if line]
-    if any(len(row) != len(rows[0]) for row in rows):
-        return None
-    lines = []
-    for row in rows:
-        cells = []
-        for cell in row:
-            is_quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
-            cells.append(cell if is_quoted else '"' + cell.replace('"', '""') + '"')
-        lines.append("\t".join(cells))
-    return "\n".join(lines)
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        cells = line.split("\t")
+        for place, cell in enumerate(cells):
+            if quoted := re.fullmatch('"((?:[^"]|"")*)"', cell):
+                cells[place] = quoted[1].replace('""', '"')
+        if line:
+            rows.append((number, cells))
+    return rows if len({len(cells) for _, cells in rows}) == 1 else []
 
 
 def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> Any:
@@ -129,85 +130,57 @@ def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | N
     return _parse_json(decode_text(path.read_bytes(), str(path), languages, encoding), str(path))
 
 
-def read_table(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> list[Line]:
+def read_table(
+    path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None, beside: bool = False
+) -> list[Line]:
     """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet; raise ValueError if it is invalid.
 
-    `languages` and `encoding` are described in `text_encodings.decode_text`.
+    JSON Lines and CSV may have the suffix .txt. A text file `beside` a recording contains captions, one per line, a
+    label track of Audacity, or a table, such as of Raven; the columns of the first two are `LABEL_COLUMNS`. `languages`
+    and `encoding` are described in `text_encodings.decode_text`.
     """
     suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        return read_csv(path, (), languages=languages, encoding=encoding)
-
-    lines = []
-    if suffix == ".jsonl":
-        text = decode_text(path.read_bytes(), str(path), languages, encoding)
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                lines.append(Line(where, _parse_json(line, where)))
-    elif suffix == ".json":
-        values = read_json(path, languages, encoding)
-        if not isinstance(values, list):
-            raise ValueError(f"{path} is not a list; expected a JSON list of objects, or JSON Lines as .jsonl")
-        lines = [Line(f"{path}, entry {number}", value) for number, value in enumerate(values)]
-    elif suffix == ".parquet":
+    if suffix == ".parquet":
         import pyarrow.parquet
 
+        refuse_pointer(path.open("rb").read(100), str(path))
         try:
             values = pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path} is not Parquet: {error}") from error
-        lines = [Line(f"{path}, row {number}", value) for number, value in enumerate(values)]
-    else:
+        return [Line(f"{path}, row {number}", value) for number, value in enumerate(values)]
+    if suffix not in (*TABLE_SUFFIXES, ".txt"):
         raise ValueError(f"{path} has an unsupported suffix; expected one of {', '.join(TABLE_SUFFIXES)}")
 
+    text = decode_text(path.read_bytes(), str(path), languages, encoding)
+    numbered = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    is_json = suffix in (".json", ".jsonl", ".ndjson")
+    if numbered and not is_json:
+        with suppress(ValueError):
+            is_json = isinstance(json.loads(numbered[0][1]), dict)
+    if beside and suffix == ".txt" and not is_json:
+        # Audacity writes the frequencies of a label in a line of their own.
+        rows = [(where, line.strip("\r").split("\t")) for where, line in numbered if not line.startswith("\\\t")]
+        is_track = all(len(cells) == 3 and re.fullmatch(r"[\d.,]+ [\d.,]+", " ".join(cells[:2])) for _, cells in rows)
+        if is_track or all(len(cells) == 1 for _, cells in rows):
+            return [Line(where, dict(zip(LABEL_COLUMNS[-len(cells) :], cells, strict=True))) for where, cells in rows]
+    if not is_json:
+        return read_csv(path, (), languages=languages, encoding=encoding)
+
+    if text.lstrip().startswith("["):
+        values = list(enumerate(_parse_json(text, str(path))))
+        lines = [Line(f"{path}, entry {number}", value) for number, value in values]
+    else:
+        try:
+            lines = [Line(where, _parse_json(line, where)) for where, line in numbered]
+        except ValueError as error:
+            raise ValueError(f"{error}; expected a list of objects, or JSON Lines (one object per line)") from error
     for where, value in lines:
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {str(value)[:60]!r}; expected a JSON object")
+    if not any(line.values for line in lines):
+        raise ValueError(f"{path} contains no rows; expected a list of objects, or JSON Lines")
     return lines
-
-
-def find_segment_columns(names: Iterable[str], columns: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the columns of the start and the end of a clip in its recording, as `{"start_seconds": column, ...}`.
-
-    Names other than `start_seconds` and `end_seconds` are only recognised as a pair, because a single start is often
-    the start of the clip in another recording, such as a YouTube video. `columns` sets the names explicitly.
-    """
-    present, chosen = set(names), {}
-    for name in SEGMENT_COLUMNS:
-        column = (columns or {}).get(name, name)
-        if column in present:
-            chosen[name] = column
-    for pair in _SEGMENT_PAIRS if not chosen else ():
-        if present.issuperset(pair):
-            return dict(zip(SEGMENT_COLUMNS, pair, strict=True))
-    if not chosen and present.issuperset(_UNUSED_PAIR):
-        _warn_of_unused_pair()
-    return chosen
-
-
-@cache  # once
-def _warn_of_unused_pair() -> None:
-    unused, expected = " and ".join(_UNUSED_PAIR), " and ".join(SEGMENT_COLUMNS)
-    logger.warning("the columns %s are not used, and whole recordings are read; for parts, add %s", unused, expected)
-
-
-def read_segment(values: Mapping[str, Any], where: str) -> tuple[float | None, float | None]:
-    """Return the start and the end of a clip in its recording, in seconds; None without a value."""
-    times: list[float | None] = []
-    for name in SEGMENT_COLUMNS:
-        value = values.get(name)
-        try:
-            time = None if value is None or str(value).strip() == "" else float(value)
-        except (TypeError, ValueError):
-            time = math.nan
-        if time is not None and not 0 <= time < math.inf:
-            raise ValueError(f"{where}: {name} is {value!r}; expected a number of seconds, at least 0")
-        times.append(time)
-    start, end = times
-    if end is not None and end <= (start or 0):
-        raise ValueError(f"{where}: the clip is from {start} to {end} s; expected a start before its end")
-    return start, end
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

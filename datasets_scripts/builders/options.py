@@ -9,30 +9,29 @@ import re
 import types
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from modeling_supclap.datasets_scripts import config_keys
 
-if TYPE_CHECKING:
-    import datasets
 
+def add_builder_options(
+    parser: argparse.ArgumentParser, config_class: type, group: str = "options of the builder"
+) -> list[str]:
+    """Add an option `--field value` for each field of a dataclass to an argument parser; return the field names.
 
-def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
-    """Add an option `--field value` for each field of a builder config to an argument parser; return the field names.
-
-    Fields inherited from `datasets.BuilderConfig` are skipped. The help texts come from the docstrings of the config
-    class and its base classes. Options that the user does not set are not in the parsed namespace.
+    Fields inherited from `datasets.BuilderConfig` are skipped. The help texts come from the docstrings of the class and
+    its base classes. Options that the user does not set are not in the parsed namespace.
     """
     hints = typing.get_type_hints(config_class)
     texts = option_texts(config_class)
     names = [field.name for field in dataclasses.fields(config_class) if field.name in config_keys(config_class)]
 
-    group = parser.add_argument_group("options of the builder")
+    options = parser.add_argument_group(group)
     for name in names:
         text = texts.get(name, "").replace("%", "%%")
-        group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, **_argument_type(hints[name]))
+        options.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, **_argument_type(hints[name]))
     return names
 
 
@@ -42,7 +41,7 @@ def _argument_type(hint: Any) -> dict[str, Any]:
     members = typing.get_args(hint) if is_union else (hint,)
 
     if bool in members:
-        return {"type": parse_boolean, "metavar": "true|false"}
+        return {"type": parse_boolean, "metavar": "true|false", "nargs": "?", "const": True}
     if {list, tuple, Sequence}.intersection(map(typing.get_origin, members)):
         return {"nargs": "+", "metavar": "VALUE"}
     for kind in (str, float, int):  # str first, so that "0123" stays a string

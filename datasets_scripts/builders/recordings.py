@@ -6,9 +6,10 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import unquote
 
 import soundfile
 
@@ -63,13 +64,51 @@ class Recordings:
         """Find a recording by its absolute path or its path relative to the folder; return None if it is missing.
 
         The file may have any suffix. A relative path also matches a file with another audio suffix or Unicode normal
-        form (macOS changes names).
+        form (macOS changes names), or the only one that differs in letter case or is percent-encoded.
         """
         file = name if name in self._names else None
         if file is None and not os.path.isabs(name):
-            file = self._by_path.get(_format_free(name))
+            file = self._by_path.get(_format_free(name)) or self._by_loose_path.get(_loose(name))
         path = self.folder / (file or name)  # `name` itself if it is absolute
         return path if file is not None or path.is_file() else None
+
+    def locate(self, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, Path | None]]:
+        """Find the recordings that tables name, as (folder of the table, name in the table), or relative to the folder.
+
+        Absolute paths of another machine, and addresses, are found by their longest end in the folder, if it is the end
+        of only one of them.
+
+        Return `{(folder, name): (key, path)}`. The key is the relative path in NFC, the absolute path of a recording
+        elsewhere, or the name if it is missing; the path is then None.
+        """
+        found: dict[tuple[str, str], tuple[str, Path | None]] = {}
+        ends: dict[tuple[str, str], Path] = {}
+        for start, name in names:
+            folders = [""] if "://" in name else dict.fromkeys([start, ""])
+            keys = [self._key(os.path.join(folder, name)) for folder in folders]
+            found[start, name] = next(((key, path) for key in keys if (path := self.at(key))), (keys[0], None))
+            if found[start, name][1] is None and re.match(r"/|\w+:/", name):
+                parts = unquote(name.partition("?")[0]).split("/")
+                paths = (self.at("/".join(parts[first:])) for first in range(1, len(parts)))
+                if path := next(filter(None, paths), None):
+                    ends[start, name] = path
+        counts = Counter(path for _, path in {(name, path) for (_, name), path in ends.items()})
+        found |= {pair: ("", path) for pair, path in ends.items() if counts[path] == 1}
+        for pair, (key, path) in found.items():
+            file = key if path is None else self._key(str(path))
+            if file.casefold() == key.casefold() or _format_free(file) != _format_free(key):  # else in another format
+                found[pair] = file, path
+        return found
+
+    def _key(self, name: str) -> str:
+        """Return a path in NFC, relative to the folder if it is inside, without ".."."""
+        folder, file = os.path.split(name if "://" in name else os.path.normpath(name))
+        if os.path.isabs(folder) and not Path(folder).is_relative_to(self.folder):
+            real = os.path.realpath(folder)  # the folder may be a link
+            folder = real if Path(real).is_relative_to(self.folder) else folder
+        if os.path.isabs(folder) and Path(folder).is_relative_to(self.folder):
+            folder = os.path.relpath(folder, self.folder)
+        return unicodedata.normalize("NFC", os.path.join("" if folder == os.curdir else folder, file))
 
     def named(self, stems: Iterable[str]) -> Path | None:
         """Find a recording, in any sub-folder and format, by its possible names without suffix, the preferred first."""
@@ -107,17 +146,21 @@ class Recordings:
                 unassigned.append(file)
         return Recordings(self.folder, matching or unassigned)
 
-    def fingerprint(self, sizes: bool = False) -> str:
-        """Return a hash of the folder path and file names, for cache keys; it includes file sizes if `sizes` is set."""
+    def fingerprint(self) -> str:
+        """Return a hash of the folder path and of the names, sizes and times of the files, for cache keys."""
         contents = hashlib.sha256(str(self.folder).encode())
         for file in self.files:
-            size = f":{(self.folder / file).stat().st_size}" if sizes else ""
-            contents.update(f"\n{file}{size}".encode())
+            state = (self.folder / file).stat()
+            contents.update(f"\n{file}:{state.st_size}:{state.st_mtime_ns}".encode())
         return contents.hexdigest()
 
     @cached_property
     def _by_path(self) -> dict[str, str]:
         return self._index(_format_free)
+
+    @cached_property
+    def _by_loose_path(self) -> dict[str, str]:
+        return _index_unique(self.files, _loose)
 
     @cached_property
     def _by_stem(self) -> dict[str, str]:
@@ -180,6 +223,10 @@ def listing(names: Sequence[str], most: int = 5, count: int | None = None) -> st
 
 def _format_free(name: str) -> str:
     return unicodedata.normalize("NFC", _without_suffix(name))
+
+
+def _loose(name: str) -> str:
+    return unquote(_format_free(name)).casefold()
 
 
 def _resolve(name: str) -> str:

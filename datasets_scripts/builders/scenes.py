@@ -23,8 +23,9 @@ from scipy import signal
 
 from ..audio import read_audio, resample
 from ..schema import Event
+from ..splits import SPLITS, draw_sources
 from .captions import capitalize, label_phrases, read_phrases
-from .folder import SPLITS, Clip, draw_sources
+from .folder import Clip
 from .metadata import fingerprint, read_csv
 from .recordings import Recordings, stem_of
 from .synthetic import (
@@ -286,13 +287,11 @@ def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]
     """
     recordings = Recordings(folder)
     table = find_table(recordings)
-    if table.name == "esc50.csv":
-        lines, columns = read_csv(table, ["filename", "category", "fold"]), ("filename", "category", "fold")
-    else:
-        lines, columns = read_csv(table, ["file_name", "label"]), ("file_name", "label", "speaker")
+    of_esc50, of_others = ("filename", "category", "fold"), ("file_name", "label", "speaker")
+    columns, required = (of_esc50, 3) if table.name == "esc50.csv" else (of_others, 2)
 
     members: dict[tuple[str, str], list[tuple[str, Path]]] = defaultdict(list)
-    for line in lines:
+    for line in read_csv(table, columns[:required]):
         name, label, group = (line.values.get(column, "") for column in columns)
         path = recordings.at(name) or recordings.named([stem_of(name)])
         if path is None:
@@ -343,7 +342,7 @@ class ScenesConfig(SyntheticEventsConfig):
         """Name of the audio folder: a hash of all settings, recordings and tables that affect the audio."""
         sources = []
         for recordings in map(Recordings, self.recordings or ()):
-            sources.append((recordings.fingerprint(sizes=True), fingerprint([find_table(recordings)])))
+            sources.append((recordings.fingerprint(), fingerprint([find_table(recordings)])))
         settings = (SCENES_VERSION, super().audio_name, sources)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
@@ -408,17 +407,19 @@ class Scenes(SyntheticEvents):
         phrases = label_phrases("esc50") | label_phrases("urbansound8k") | label_phrases("recordings")
         usable = set.intersection(*(set(of_split) for of_split in self._files.values())) & phrases.keys()
         if len(usable) < max(NUM_EVENTS):
-            expected = f"at least {max(NUM_EVENTS)} labels with phrases in phrases/ and recordings for all splits"
-            raise ValueError(f"recordings contains {len(usable)} usable labels {sorted(usable)}; expected {expected}")
+            raise ValueError(
+                f"recordings contains {len(usable)} usable labels {sorted(usable)}; expected at least "
+                f"{max(NUM_EVENTS)} labels with phrases in phrases/ and recordings for all splits"
+            )
         return {label: phrases[label] for label in sorted(usable)}
 
     @cached_property
     def _files(self) -> dict[str, dict[str, list[Path]]]:
-        files: dict[str, dict[str, list[Path]]] = {split: {} for split in SPLITS}
+        files: dict[str, dict[str, list[Path]]] = {split: defaultdict(list) for split in SPLITS}
         for folder in self.config.recordings or ():
             for split, of_split in split_recordings(folder, self.config.seed).items():
                 for label, paths in of_split.items():
-                    files[split].setdefault(label, []).extend(paths)
+                    files[split][label] += paths
         return files
 
     @cached_property

@@ -20,8 +20,9 @@ from numpy import fft
 
 from ..atomic_files import atomic_write
 from ..schema import Event
+from ..splits import SPLITS
 from .captions import read_phrases, render_captions
-from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
+from .folder import Clip, Collection, RowBuilder, RowConfig
 
 GENERATOR_VERSION = 1
 """Part of the cache key of the rendered files. Increase it after any change to the audio."""
@@ -31,7 +32,7 @@ PEAK_DB = (-18.0, -4.0)
 NOISE_PEAK_DB = (-50.0, -30.0)
 
 Waveform = Callable[[float, np.ndarray, np.random.Generator], np.ndarray]
-"""Function (pitch or rate in Hz, sample times in seconds, evenly spaced from 0, random generator) -> samples."""
+"""Function (pitch or rate in Hz, sample times `t` in seconds, evenly spaced from 0, random generator) -> samples."""
 
 
 class Sound(NamedTuple):
@@ -55,137 +56,101 @@ class Description(NamedTuple):
         return f"{self.variant}_{self.sound}"
 
 
-class RenderedClip(NamedTuple):
-    """Rendered clip: float32 samples with a peak below 0.99, and onset and offset of the event in seconds."""
-
-    samples: np.ndarray
-    onset_seconds: float
-    offset_seconds: float
-
-
-def _sine(frequency_hz: float | np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    cycles = np.cumsum(np.broadcast_to(frequency_hz, seconds.shape)) * (seconds[1] - seconds[0])
+def _sine(frequency_hz: Any, t: np.ndarray) -> np.ndarray:
+    cycles = np.cumsum(np.broadcast_to(frequency_hz, t.shape)) * (t[1] - t[0])
     return np.sin(2 * np.pi * cycles)
 
 
-def _harmonics(pitch_hz: float | np.ndarray, amplitudes: Sequence[float], seconds: np.ndarray) -> np.ndarray:
-    samples = np.zeros_like(seconds)
+def _harmonics(pitch_hz: Any, amplitudes: Sequence[float], t: np.ndarray) -> np.ndarray:
+    samples = np.zeros_like(t)
     for number, amplitude in enumerate(amplitudes, start=1):
-        samples += amplitude * _sine(number * pitch_hz, seconds)
+        samples += amplitude * _sine(number * pitch_hz, t)
     return samples
 
 
-def _noise(low_hz: float, high_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    spectrum = fft.rfft(rng.standard_normal(seconds.size))
+def _noise(low_hz: float, high_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    spectrum = fft.rfft(rng.standard_normal(t.size))
 
-    frequencies_hz = fft.rfftfreq(seconds.size, seconds[1] - seconds[0])
-    return fft.irfft(spectrum * ((frequencies_hz >= low_hz) & (frequencies_hz <= high_hz)), seconds.size)
-
-
-def _progress(seconds: np.ndarray) -> np.ndarray:
-    return seconds / seconds[-1]
+    frequencies_hz = fft.rfftfreq(t.size, t[1] - t[0])
+    return fft.irfft(spectrum * ((frequencies_hz >= low_hz) & (frequencies_hz <= high_hz)), t.size)
 
 
-def _since_pulse(rate_hz: float, seconds: np.ndarray) -> np.ndarray:
-    """Return the time in seconds since the last pulse, for each sample. The first pulse is at time 0."""
-    return np.mod(seconds, 1 / rate_hz)
+def _beat(rate_hz: float, t: np.ndarray) -> np.ndarray:
+    return 0.55 + 0.45 * np.cos(2 * np.pi * rate_hz * t)
 
 
-def _pure_tone(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _sine(pitch_hz, seconds)
-
-
-def _rising_sweep(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _sine(pitch_hz * 3 ** _progress(seconds), seconds)
-
-
-def _falling_sweep(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _sine(pitch_hz * 3 ** (1 - _progress(seconds)), seconds)
-
-
-def _siren(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _siren(pitch_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     alternations_hz = rng.uniform(2.5, 3.5)
-    is_upper = _since_pulse(alternations_hz, seconds) * alternations_hz > 0.5
-    frequency_hz = np.where(is_upper, 1.35 * pitch_hz, pitch_hz)
-    return _harmonics(frequency_hz, (1, 0.5, 0.3), seconds)
+    is_upper = np.mod(t, 1 / alternations_hz) * alternations_hz > 0.5
+    return _harmonics(np.where(is_upper, 1.35 * pitch_hz, pitch_hz), (1, 0.5, 0.3), t)
 
 
-def _noise_burst(centre_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _noise(0.6 * centre_hz, 1.6 * centre_hz, seconds, rng) * np.exp(-4 * _progress(seconds))
-
-
-def _clicks(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    since = _since_pulse(rate_hz, seconds)
+def _clicks(rate_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    since = np.mod(t, 1 / rate_hz)
     return np.exp(-since / 0.002) * np.cos(2 * np.pi * rng.uniform(2000, 3500) * since)
 
 
-def _hum(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _harmonics(pitch_hz, [n**-1.5 for n in range(1, 6)], seconds)
+def _bird_chirp(pitch_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    chirp = np.minimum(np.mod(t, 1 / rng.uniform(6, 9)) / 0.08, 1)
+    return _sine(pitch_hz * (1 + 0.5 * chirp), t) * np.sin(np.pi * chirp)
 
 
-def _tremolo(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _sine(rng.uniform(600, 1000), seconds) * (0.55 + 0.45 * np.cos(2 * np.pi * rate_hz * seconds))
-
-
-def _warble(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _sine(rng.uniform(600, 1000) * (1 + 0.12 * np.sin(2 * np.pi * rate_hz * seconds)), seconds)
-
-
-def _bird_chirp(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    chirp = np.minimum(_since_pulse(rng.uniform(6, 9), seconds) / 0.08, 1)
-    return _sine(pitch_hz * (1 + 0.5 * chirp), seconds) * np.sin(np.pi * chirp)
-
-
-def _beeps(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _beeps(pitch_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     rate_hz = rng.uniform(5, 7)
-    is_on = _since_pulse(rate_hz, seconds) * rate_hz < 0.5
-    return _sine(pitch_hz, seconds) * is_on
+    return _sine(pitch_hz, t) * (np.mod(t, 1 / rate_hz) * rate_hz < 0.5)
 
 
-def _bell(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _bell(pitch_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     # Partials of a minor-third church bell: hum, prime, tierce, quint, nominal, and one inharmonic partial above.
     ratios = (0.5, 1.0, 1.2, 1.5, 2.0, 2.67)
-    return np.sum([np.exp(-3 * ratio * seconds) * _sine(ratio * pitch_hz, seconds) for ratio in ratios], axis=0)
+    return np.sum([np.exp(-3 * ratio * t) * _sine(ratio * pitch_hz, t) for ratio in ratios], axis=0)
 
 
-def _knocks(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    since = _since_pulse(rate_hz, seconds)
-
+def _knocks(rate_hz: float, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    since = np.mod(t, 1 / rate_hz)
     wood_hz = rng.uniform(150, 220)
     body = np.sin(2 * np.pi * wood_hz * since) + 0.6 * np.sin(2 * np.pi * 2.3 * wood_hz * since)
-    contact = np.exp(-since / 0.003) * rng.standard_normal(seconds.size)
+    contact = np.exp(-since / 0.003) * rng.standard_normal(t.size)
     return np.exp(-since / 0.02) * body + 0.3 * contact
 
 
-def _rumble(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _noise(40, 200, seconds, rng) * (0.55 + 0.45 * np.cos(2 * np.pi * rate_hz * seconds))
-
-
-def _buzz(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _harmonics(pitch_hz, [1 / n for n in range(1, int(6000 / pitch_hz) + 1)], seconds)
-
-
-def _hiss(centre_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return _noise(0.6 * centre_hz, 1.6 * centre_hz, seconds, rng) * np.sin(np.pi * _progress(seconds))
-
-
+PITCHES: dict[str, tuple[float, float]] = {"low": (180, 280), "high": (1300, 1900)}
+SLOW, FAST = (3, 4.5), (11, 15)
 SOUNDS = {
-    "pure_tone": Sound(_pure_tone, {"low": (180, 320), "high": (1500, 2500)}),
-    "rising_sweep": Sound(_rising_sweep, {"low": (180, 280), "high": (1300, 1900)}),
-    "falling_sweep": Sound(_falling_sweep, {"low": (180, 280), "high": (1300, 1900)}),
+    "pure_tone": Sound(lambda pitch, t, rng: _sine(pitch, t), {"low": (180, 320), "high": (1500, 2500)}),
+    "rising_sweep": Sound(lambda pitch, t, rng: _sine(pitch * 3 ** (t / t[-1]), t), PITCHES),
+    "falling_sweep": Sound(lambda pitch, t, rng: _sine(pitch * 3 ** (1 - t / t[-1]), t), PITCHES),
     "siren": Sound(_siren, {"low": (300, 420), "high": (1000, 1400)}),
-    "noise_burst": Sound(_noise_burst, {"low": (300, 500), "high": (3000, 4500)}, lengths=(0.08, 0.14)),
+    "noise_burst": Sound(
+        lambda centre, t, rng: _noise(0.6 * centre, 1.6 * centre, t, rng) * np.exp(-4 * (t / t[-1])),
+        {"low": (300, 500), "high": (3000, 4500)},
+        lengths=(0.08, 0.14),
+    ),
     "clicks": Sound(_clicks, {"slow": (3.5, 5), "fast": (14, 20)}),
-    "hum": Sound(_hum, {"low": (50, 70), "high": (120, 160)}),
-    "tremolo": Sound(_tremolo, {"slow": (3, 4.5), "fast": (11, 15)}),
-    "warble": Sound(_warble, {"slow": (3, 4.5), "fast": (11, 15)}),
+    "hum": Sound(
+        lambda pitch, t, rng: _harmonics(pitch, [n**-1.5 for n in range(1, 6)], t),
+        {"low": (50, 70), "high": (120, 160)},
+    ),
+    "tremolo": Sound(
+        lambda rate, t, rng: _sine(rng.uniform(600, 1000), t) * _beat(rate, t), {"slow": SLOW, "fast": FAST}
+    ),
+    "warble": Sound(
+        lambda rate, t, rng: _sine(rng.uniform(600, 1000) * (1 + 0.12 * np.sin(2 * np.pi * rate * t)), t),
+        {"slow": SLOW, "fast": FAST},
+    ),
     "bird_chirp": Sound(_bird_chirp, {"low": (1500, 2000), "high": (3500, 4500)}),
     "beeps": Sound(_beeps, {"low": (350, 550), "high": (2000, 2800)}),
     "bell": Sound(_bell, {"low": (250, 400), "high": (1200, 1800)}),
     "knocks": Sound(_knocks, {"slow": (3, 4), "fast": (9, 12)}),
-    "rumble": Sound(_rumble, {"slow": (3, 4), "fast": (9, 12)}),
-    "buzz": Sound(_buzz, {"low": (80, 120), "high": (350, 500)}),
-    "hiss": Sound(_hiss, {"low": (1200, 1700), "high": (4000, 4800)}),
+    "rumble": Sound(lambda rate, t, rng: _noise(40, 200, t, rng) * _beat(rate, t), {"slow": (3, 4), "fast": (9, 12)}),
+    "buzz": Sound(
+        lambda pitch, t, rng: _harmonics(pitch, [1 / n for n in range(1, int(6000 / pitch) + 1)], t),
+        {"low": (80, 120), "high": (350, 500)},
+    ),
+    "hiss": Sound(
+        lambda centre, t, rng: _noise(0.6 * centre, 1.6 * centre, t, rng) * np.sin(np.pi * (t / t[-1])),
+        {"low": (1200, 1700), "high": (4000, 4800)},
+    ),
 }
 
 DESCRIPTIONS = tuple(
@@ -193,6 +158,14 @@ DESCRIPTIONS = tuple(
     for (name, sound), position in itertools.product(SOUNDS.items(), POSITIONS)
     for variant in sound.variants
 )
+
+
+class RenderedClip(NamedTuple):
+    """Rendered clip: float32 samples with a peak below 0.99, and onset and offset of the event in seconds."""
+
+    samples: np.ndarray
+    onset_seconds: float
+    offset_seconds: float
 
 
 def describe(seed: int, split: str, index: int) -> Description:
@@ -209,47 +182,37 @@ def describe(seed: int, split: str, index: int) -> Description:
 
 
 def render_clip(
-    seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
+    seed: int,
+    split: str,
+    index: int,
+    duration_seconds: float = 2.0,
+    sampling_rate_hz: int = 16000,
+    only_times: bool = False,
 ) -> RenderedClip:
     """Render a clip with its event near the beginning or the end; the same arguments produce the same samples.
 
-    The splits use independent random numbers. The sounds contain frequencies up to 7.7 kHz.
+    The splits use independent random numbers. The sounds contain frequencies up to 7.7 kHz. With `only_times`, the
+    samples are empty.
 
     >>> clip = render_clip(0, "train", 0)
     >>> clip.samples.shape, clip.samples.dtype
     ((32000,), dtype('float32'))
     """
     description, rng = describe(seed, split, index), seeded_generator(seed, split, index)
-    start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
-
     sound = SOUNDS[description.sound]
-    seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
-    event = sound.waveform(rng.uniform(*sound.variants[description.variant]), seconds[: stop - start], rng)
-
-    samples = scale_to_peak(background_noise(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
-    samples[start:stop] += scale_to_peak(fade_ends(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
-    return RenderedClip(samples.astype(np.float32), start / sampling_rate_hz, stop / sampling_rate_hz)
-
-
-def locate_event(seed: int, split: str, index: int, duration_seconds: float, sampling_rate_hz: int) -> Event:
-    """Return label, onset and offset of the event in a clip, without rendering. See `render_clip` for the arguments."""
-    description, rng = describe(seed, split, index), seeded_generator(seed, split, index)
-    start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
-    onset_seconds, offset_seconds = start / sampling_rate_hz, stop / sampling_rate_hz
-    return {"label": description.label, "onset_seconds": onset_seconds, "offset_seconds": offset_seconds}
-
-
-def _draw_interval(
-    description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
-) -> tuple[int, int]:
-    """Draw the start and stop index of the event, before any other draw, so that `locate_event` can repeat it."""
-    length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
+    length_seconds = duration_seconds * rng.uniform(*sound.lengths)
     gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
+    is_first = description.position == "beginning"
+    start = round((gap_seconds if is_first else duration_seconds - gap_seconds - length_seconds) * sampling_rate_hz)
+    stop = start + round(length_seconds * sampling_rate_hz)
 
-    at_beginning = description.position == "beginning"
-    onset_seconds = gap_seconds if at_beginning else duration_seconds - gap_seconds - length_seconds
-    start = round(onset_seconds * sampling_rate_hz)
-    return start, start + round(length_seconds * sampling_rate_hz)
+    samples = np.zeros(0)
+    if not only_times:
+        seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
+        event = sound.waveform(rng.uniform(*sound.variants[description.variant]), seconds[: stop - start], rng)
+        samples = scale_to_peak(background_noise(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
+        samples[start:stop] += scale_to_peak(fade_ends(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
+    return RenderedClip(samples.astype(np.float32), start / sampling_rate_hz, stop / sampling_rate_hz)
 
 
 def seeded_generator(seed: int, split: str, *index: int) -> np.random.Generator:
@@ -346,16 +309,16 @@ class SyntheticEvents(RowBuilder):
 
     def make_clip(self, split: str, index: int) -> Clip:
         """Return the captions, events and labels of a clip."""
-        config = self.config
-        event = locate_event(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
-        position = describe(config.seed, split, index).position
-        phrases = read_phrases("synthetic")[event["label"]]
+        config, description = self.config, describe(self.config.seed, split, index)
+        _, *times = self._clip(split, index, only_times=True)
+        event = Event(label=description.label, onset_seconds=times[0], offset_seconds=times[1])
+        phrases = read_phrases("synthetic")[description.label]
         return Clip(
             clip_id=f"synthetic-{config.seed}-{split}-{index:05d}",
-            captions=render_captions(phrases, config.languages, f"sound_at_{position}"),
+            captions=render_captions(phrases, config.languages, f"sound_at_{description.position}"),
             source=f"synthetic:{config.seed}:{split}:{index}",
             license="CC0-1.0",
-            labels=[event["label"]],
+            labels=[description.label],
             events=[event],
         )
 
@@ -377,8 +340,11 @@ class SyntheticEvents(RowBuilder):
 
     def render(self, split: str, index: int) -> np.ndarray:
         """Render a clip; the same arguments produce the same samples."""
+        return self._clip(split, index).samples
+
+    def _clip(self, split: str, index: int, **options: bool) -> RenderedClip:
         config = self.config
-        return render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz).samples
+        return render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz, **options)
 
     def _audio_path(self, split: str, index: int) -> Path:
         return self.audio_folder / f"{split}-{index:05d}.wav"

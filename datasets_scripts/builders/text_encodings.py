@@ -5,14 +5,13 @@ text is decoded in each encoding that fits the languages of the table, and must 
 """
 
 import codecs
-import logging
 import os
 import re
-import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 
-logger = logging.getLogger(__name__)
-_warned: set[tuple[str, str]] = set()
+from ..remote_files import refuse_pointer
+from .columns import warn_once
 
 # Encodings of Windows, by the languages that they are the default for.
 _LANGUAGES = {
@@ -29,9 +28,6 @@ _LANGUAGES = {
 _ENCODINGS = {language: encoding for encoding, codes in _LANGUAGES.items() for language in codes.split()}
 
 _PUNCTUATION = re.compile("[‘’“”‚„‹›«»–—…·•°€£¿¡\u00a0©®™½¼¾×]")
-_BESIDE_ASCII = "(?<=[A-Za-z]){0}|{0}(?=[A-Za-z])"
-_ALONE = r"(?<![^\W\d_]){0}(?![^\W\d_])"
-_MOST, _FEW = 0.8, 0.1
 
 
 def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> str:
@@ -44,6 +40,7 @@ def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",),
 
     Raises ValueError if the text is not valid in `encoding`, or if its encoding is not certain.
     """
+    refuse_pointer(content, where)
     try:
         if encoding is not None:
             return content.decode(encoding).removeprefix("\ufeff")
@@ -61,12 +58,10 @@ def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",),
     texts: dict[str, str] = {}  # plausible text -> encoding
     candidates = sorted({_ENCODINGS[language] for language in languages if language in _ENCODINGS})
     for candidate in candidates:
-        try:
+        with suppress(UnicodeDecodeError):
             text = content.decode(candidate)
-        except UnicodeDecodeError:
-            continue
-        if _is_plausible(text, candidate):
-            texts.setdefault(text, candidate)
+            if _is_plausible(text, candidate):
+                texts.setdefault(text, candidate)
     if len(texts) != 1:
         tried = f"in {' and '.join(texts.values())}" if texts else f"not in {', '.join(candidates) or 'any other'}"
         raise ValueError(
@@ -74,51 +69,33 @@ def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",),
             "such as gb18030 (Chinese), cp932 (Japanese), cp1251 (Russian), cp1250 (Polish) or cp1252 (Western Europe)"
         )
     ((text, candidate),) = texts.items()
-    if (os.path.dirname(where), candidate) not in _warned:  # once for the text files of a folder
-        _warned.add((os.path.dirname(where), candidate))
-        logger.warning("%s is not UTF-8; it is read as %s; set encoding if this is wrong", where, candidate)
+    place = os.path.dirname(where) or where  # once for the text files of a folder
+    warn_once(f"{place}: texts are not UTF-8 and are read as {candidate}; set encoding if this is wrong")
     return text
 
 
 def _is_plausible(text: str, encoding: str) -> bool:
     """Return whether the characters beyond ASCII are those of the languages of an encoding, in plausible positions."""
-    foreign = [character for character in _PUNCTUATION.sub("", text) if ord(character) > 127]
+    foreign = re.sub(r"[\0-\x7f]", "", _PUNCTUATION.sub("", text))
     if not foreign:
         return True
 
-    def share(test: Callable[[str], bool]) -> float:
-        return sum(map(test, foreign)) / len(foreign)
+    def share(pattern: str, within: str = foreign) -> float:
+        return len(re.findall(pattern, within)) / len(foreign)
 
     if encoding == "gb18030":  # wrong text has rare characters, which the older standard lacks
-        return share(lambda character: _can_encode(character, "gb2312")) > 1 - _FEW
+        return len(foreign.encode("gb2312", "ignore").decode("gb2312")) > 0.9 * len(foreign)
     if encoding == "cp932":
-        is_kana = share(lambda character: "\u3040" <= character <= "\u30ff") > 2 * _FEW
-        return is_kana and share(lambda character: "\uff61" <= character <= "\uff9f") < _FEW
+        return share("[\u3040-\u30ff]") > 0.2 and share("[\uff61-\uff9f]") < 0.1
     if encoding == "cp949":
-        return share(lambda character: "\uac00" <= character <= "\ud7a3") > _MOST
+        return share("[\uac00-\ud7a3]") > 0.8
 
-    script = {"cp1251": "CYRILLIC", "cp1253": "GREEK"}.get(encoding, "LATIN")
-    if share(lambda character: character.isalpha() and _script_of(character) == script) < 1 - _FEW:
-        return False
-    # KOI8, in which the small letters of cp1251 are capital letters
-    if script == "CYRILLIC" and share(str.isupper) > 0.5:
-        return False
-    if encoding == "cp1252" and share(lambda character: character in "ÐÞðþ") > _FEW:  # ĞŞğş of Turkish
+    # KOI8 has capital letters where cp1251 has small ones, and Turkish has ĞŞğş where cp1252 has others.
+    unlikely, most = {"cp1251": ("[Ѐ-Я]", 0.5), "cp1252": ("[ÐÞðþ]", 0.1)}.get(encoding, (r"\s", 1))
+    letter = {"cp1251": "[Ѐ-ӿ]", "cp1253": "[Ά-ώ]"}.get(encoding, "[À-ÖØ-öø-ɏ]")
+    if share(letter) < 0.9 or share(unlikely) > most:
         return False
     # Latin letters with accents are beside letters of ASCII, or alone; Cyrillic and Greek words have no such letters.
-    group = f"[{re.escape(''.join(set(foreign)))}]"
-    mixed = len(re.findall(_BESIDE_ASCII.format(group), text)) / len(foreign)
-    alone = len(re.findall(_ALONE.format(group), text)) / len(foreign)
-    return mixed + alone > 0.5 if script == "LATIN" else mixed < _FEW
-
-
-def _script_of(character: str) -> str:
-    return unicodedata.name(character, "").partition(" ")[0]
-
-
-def _can_encode(character: str, encoding: str) -> bool:
-    try:
-        character.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
+    mixed = share(f"(?<=[A-Za-z]){letter}|{letter}(?=[A-Za-z])", text)
+    alone = share(rf"(?<![^\W\d_]){letter}(?![^\W\d_])", text)
+    return mixed < 0.1 if encoding in ("cp1251", "cp1253") else mixed + alone > 0.5

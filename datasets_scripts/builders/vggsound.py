@@ -6,9 +6,10 @@ The builder reads `vggsound.csv` of https://www.robots.ox.ac.uk/~vgg/data/vggsou
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..splits import draw_sources
 from .audiocaps import start_seconds
 from .captions import render_captions
-from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import read_csv
 from .recordings import YOUTUBE_NAMINGS, Segment, find_segments
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
+from ..splits import draw_sources
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import read_json
 from .recordings import stem_of
 

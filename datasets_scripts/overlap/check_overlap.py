@@ -48,9 +48,15 @@ from modeling_supclap.datasets_scripts.overlap.fingerprint import (
 )
 from modeling_supclap.datasets_scripts.prepared import MANIFEST
 from modeling_supclap.datasets_scripts.progress import progress
-from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, SEGMENT_COLUMNS, without_audio
+from modeling_supclap.datasets_scripts.schema import (
+    AUDIO_COLUMNS,
+    CHANNEL,
+    FILE_SOURCE,
+    SEGMENT_COLUMNS,
+    without_audio,
+)
 
-_NEEDED = ("clip_id", "audio_path", *SEGMENT_COLUMNS, *AUDIO_COLUMNS)
+_NEEDED = ("clip_id", "audio_path", *SEGMENT_COLUMNS, CHANNEL, *AUDIO_COLUMNS)
 _FILES = ""  # split of the recordings of a folder
 _NO_MATCH = dict.fromkeys(
     ("score", "bit_error_rate", "offset_seconds", "overlap_seconds")

@@ -41,8 +41,9 @@ class RenderOptions:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more seconds")
         if self.crossfade_seconds and self.gap_seconds:
-            given = f"crossfade_seconds {self.crossfade_seconds} and gap_seconds {self.gap_seconds}"
-            raise ValueError(f"got {given}; give one of the two")
+            raise ValueError(
+                f"got crossfade_seconds {self.crossfade_seconds} and gap_seconds {self.gap_seconds}; give one of them"
+            )
 
 
 def compose(
@@ -92,9 +93,6 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     rest = waveform[num_whole * frame :]
     energies = np.append(np.einsum("nf,nf->n", frames, frames), np.dot(rest, rest)).astype(np.float64)
     lengths = np.append(np.full(num_whole, frame), len(rest))
-
-    if not np.isfinite(energies.sum()):
-        raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")
 
     threshold = energies.sum() / len(waveform) * 10 ** (GATE_DB / 10)
     is_active = (energies >= lengths * threshold) & (lengths > 0)
@@ -160,8 +158,12 @@ def _check_clip(waveform: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
     """Check a waveform and its sampling rate, and return the waveform in float32."""
     waveform = np.asarray(waveform)
     if waveform.ndim != 1 or not waveform.size or not np.issubdtype(waveform.dtype, np.floating):
-        given = f"a waveform of shape {waveform.shape} and type {waveform.dtype}"
-        raise ValueError(f"got {given}; give mono audio as a non-empty float array with full scale 1")
+        raise ValueError(
+            f"got a waveform of shape {waveform.shape} and type {waveform.dtype}; give mono audio as a non-empty float "
+            "array with full scale 1"
+        )
+    if not np.isfinite(waveform).all():
+        raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")
     if not sampling_rate_hz > 0:
         raise ValueError(f"sampling_rate_hz is {sampling_rate_hz}; give a positive number")
     return waveform.astype(np.float32, copy=False)
@@ -176,10 +178,8 @@ def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -
 
 
 def _limit(waveform: np.ndarray) -> np.ndarray:
-    """Scale a waveform down, in place, if its peak exceeds `PEAK`; raise if a sample is NaN or infinite."""
+    """Scale a waveform down, in place, if its peak exceeds `PEAK`."""
     peak = max(waveform.max(), -waveform.min())
-    if not np.isfinite(peak):
-        raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")
     if peak > PEAK:
         waveform *= PEAK / peak
     return waveform

@@ -135,8 +135,9 @@ def zste_prompts(
     if task not in ZSTE_FAMILIES:
         raise ValueError(f"unknown task {task!r}; the tasks are {', '.join(ZSTE_FAMILIES)}")
     if record["family"] != ZSTE_FAMILIES[task]:
-        given = f"record {record['id']!r} is {record['family']!r}"
-        raise ValueError(f"task {task} requires {ZSTE_FAMILIES[task]!r} clips; {given}")
+        raise ValueError(
+            f"task {task} requires {ZSTE_FAMILIES[task]!r} clips; record {record['id']!r} is {record['family']!r}"
+        )
     if len(set(labels)) < len(labels):
         raise ValueError(f"labels is {list(labels)}; list each class once")
     unknown = set(record["labels"]) - set(labels)
@@ -160,30 +161,31 @@ def zste_prompts(
 
 def _candidates(
     task: str, present: Sequence[str], labels: Sequence[str], num_candidates: int, key: tuple[Any, ...]
-) -> tuple[list[Candidate], list[Candidate]]:
+) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
     """Return the candidates of a task, and the correct candidates in the order of playback."""
     if task[0] in "12":
-        single: list[Candidate] = [("zste_label", label) for label in labels]
-        return single, [("zste_label", label) for label in present]
+        return [("zste_label", label) for label in labels], [("zste_label", label) for label in present]
 
     first, second = present
     if task == "5A":
-        wrong: list[Candidate] = [("zste_first", second), ("zste_second", first)]
-        right: list[Candidate] = [("zste_first", first), ("zste_second", second)]
-        return right + wrong, right
+        right = [("zste_first", first), ("zste_second", second)]
+        return [*right, ("zste_first", second), ("zste_second", first)], right
     if task == "5B":
-        orders: list[Candidate] = [("zste_simultaneous", first, second), ("zste_simultaneous", second, first)]
+        orders = [("zste_simultaneous", first, second), ("zste_simultaneous", second, first)]
         return _add_wrong_candidates(orders, present, labels, num_candidates, key), orders
-    relations: list[Candidate] = [("before", first, second), ("before", second, first), ("while", first, second)]
-    right = relations[:1] if task[1] == "A" else relations[2:]
-    if task[0] == "4":
-        relations = _add_wrong_candidates(relations, present, labels, num_candidates, key)
-    return relations, right
+    relations = [("before", first, second), ("before", second, first), ("while", first, second)]
+    most = num_candidates if task[0] == "4" else 3
+    candidates = _add_wrong_candidates(relations, present, labels, most, key)
+    return candidates, relations[:1] if task[1] == "A" else relations[2:]
 
 
 def _add_wrong_candidates(
-    candidates: list[Candidate], present: Sequence[str], labels: Sequence[str], num_candidates: int, key: Sequence[Any]
-) -> list[Candidate]:
+    candidates: Sequence[Candidate],
+    present: Sequence[str],
+    labels: Sequence[str],
+    num_candidates: int,
+    key: Sequence[Any],
+) -> Sequence[Candidate]:
     """Add wrong candidates with the same sentence templates, until there are `num_candidates`.
 
     First add candidates with one class in the clip and one absent class, then candidates with two absent classes.
@@ -191,8 +193,9 @@ def _add_wrong_candidates(
     sentences = sorted(set(map(itemgetter(0), candidates)))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:
-        valid = f"{len(candidates)} to {most} with {len(labels)} labels"
-        raise ValueError(f"num_candidates is {num_candidates}; give {valid}")
+        raise ValueError(
+            f"num_candidates is {num_candidates}; give {len(candidates)} to {most} with {len(labels)} labels"
+        )
 
     absent = set(labels) - set(present)
     one_present = [*itertools.product(present, absent), *itertools.product(absent, present)]

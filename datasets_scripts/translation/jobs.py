@@ -174,8 +174,10 @@ def complete_translations(
         models = {line["model"] for line in lines.values()}
         others = sorted(models - {translator.name, None})
         if others and not fill_gaps:
-            problem = f"{path} has translations by {listing(others)}, not {translator.name}"
-            raise ValueError(f"{problem}: choose another output, or set fill_gaps to keep them")
+            raise ValueError(
+                f"{path} has translations by {listing(others)}, not {translator.name}: choose another output, or set "
+                "fill_gaps to keep them"
+            )
 
         # A row without a hash was made by hand and is assumed to match the current caption.
         todo = []

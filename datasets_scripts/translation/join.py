@@ -103,10 +103,7 @@ def _require_language(captions: Mapping[str, Any], language: str) -> None:
 def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
     """Raise ValueError if there are errors. For gaps, raise ValueError if `strict` is set, and otherwise warn."""
     problems = errors or gaps
-    parts = []
-    for problem, names in problems.items():
-        parts.append(f"{len(names)} {problem}: {listing(names)}")
-    message = "; ".join(parts)
+    message = "; ".join(f"{len(names)} {problem}: {listing(names)}" for problem, names in problems.items())
     if errors:
         raise ValueError(message)
     if gaps and strict:
@@ -152,11 +149,10 @@ class _Join:
                     error = f"translations into {language} have a caption index that the clip lacks (counted from 0)"
                     errors[error].append(f"{clip_id!r} caption {index} of {len(sources)}")
             if existing and texts:
-                error = (
+                errors[
                     f"clips already have captions in {language}; load the dataset without that language, or set the "
                     "languages to join"
-                )
-                errors[error].append(repr(clip_id))
+                ].append(repr(clip_id))
 
             if not existing:
                 joined[language] = texts if len(texts) == len(sources) else []

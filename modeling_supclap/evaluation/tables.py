@@ -62,7 +62,7 @@ class Table:
     def to_latex(self) -> str:
         r"""Format the lines for LaTeX, with the rules of booktabs. A cell with an interval has two lines.
 
-        >>> print(Table([["model", "R@1 (chance 5.0)"], ["a_b", "50.0 (40.0 to 60.0)"]]).to_latex().splitlines()[3])
+        >>> print(Table([["model", "R@1 (chance 5.0)"], ["a_b", "50.0 (40.0 to 60.0)"]]).to_latex().splitlines()[5])
         a\_b & \shortstack[r]{\rule{0pt}{3ex}50.0\\\scriptsize 40.0 to 60.0} \\
         """
         heading, *rows = (f"{' & '.join(map(_latex_cell, line))} \\\\" for line in self.lines)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from modeling_supclap.datasets_scripts.audio import Address
 from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, is_audio_name, walk
 from modeling_supclap.datasets_scripts.builders.recordings import Recordings
-from modeling_supclap.datasets_scripts.remote_files import use_files
+from modeling_supclap.datasets_scripts.remote_files import find_files, use_files
 
 from ..encoding import AudioChunks
 from .vectors import compress
@@ -34,10 +34,8 @@ def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
     """
     paths: dict[str, Any] = {}
     if "://" in str(folder):
-        root, *files = use_files(str(folder), _list_files)
-        root = root.rstrip("/")
-        for file in files:
-            paths[file.removeprefix(f"{root}/")] = Address(file)
+        root, files = use_files(str(folder), _list_files)
+        paths = {name: Address(file) for name, file in files.items()}
     else:
         path = Recordings(folder, ()).folder
         root = str(path)
@@ -55,8 +53,9 @@ def list_recordings(folder: str | Path) -> tuple[str, dict[str, Any]]:
     return root, paths
 
 
-def _list_files(system: Any, path: str) -> list[str]:
-    return [system.unstrip_protocol(name) for name in (path, *sorted(system.find(path)))]
+def _list_files(system: Any, path: str) -> tuple[str, dict[str, str]]:
+    files = {name: system.unstrip_protocol(file) for name, file in find_files(system, path).items()}
+    return system.unstrip_protocol(path).rstrip("/"), files
 
 
 def window_table(

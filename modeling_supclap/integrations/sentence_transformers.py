@@ -24,7 +24,7 @@ from transformers import BatchFeature
 from modeling_supclap.datasets_scripts.audio_files import is_audio_name
 
 from ..audio_input import as_recordings
-from ..encoding import chunk_starts, get_chunk_samples, max_chunk_seconds, mean_embedding
+from ..encoding import chunk_starts, get_chunk_samples, max_chunk_seconds, mean_embedding, min_clip_samples
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
@@ -140,9 +140,13 @@ class SupCLAPModule(InputModule):
         method = self.processor.resampling_method
         longest_seconds = max_chunk_seconds(self.processor.feature_extractor)
         chunk_samples = get_chunk_samples(None, rate_hz, 0, longest_seconds)
+        shortest = min_clip_samples(self.processor.feature_extractor)
         chunks, counts = [], []
         for recording in recordings:
             clip = recording.read(rate_hz, resampling_method=method)
+            if len(clip) < shortest:
+                seconds = f"{len(clip) / rate_hz:.4f} s; the minimum is {shortest / rate_hz} s"
+                raise ValueError(f"{recording.name} lasts {seconds}")
             starts = chunk_starts(len(clip), chunk_samples, chunk_samples, rate_hz // 10)
             chunks += [clip[start : start + chunk_samples] for start in starts]
             counts.append(len(starts))

@@ -9,7 +9,6 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from modeling_supclap.datasets_scripts.public_names import inline_markdown
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
 
 from ..evaluation.results import AUDIO_TASKS, DIRECTIONS, SCHEMA, SECTIONS, Score, flat_scores, get_dataset_name
@@ -112,7 +111,7 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
         rows: dict[tuple[str, str, str], dict[str, str]] = {}
         for each in group:
             data = f"{each.dataset}, {each.split}".strip(", ")
-            place = (inline_markdown(data), inline_markdown(each.task), inline_markdown(each.language))
+            place = (data, each.task, each.language)
             _, _, *levels = each.score.cells()
             text = each.score.cell.format(each.score.metric)
             for name, level in zip(("chance", "order-blind"), levels, strict=True):

@@ -87,6 +87,7 @@ def build_index(
     barrier: Callable[[], None] = lambda: None,
     precision: str = "float32",
     width: int | None = None,
+    channel: int | None = None,
 ) -> IndexReport:
     """Build or update a search index: embed new and changed files, and remove deleted files.
 
@@ -102,6 +103,7 @@ def build_index(
         precision: Form of the stored vectors: "float32", "int8" or "binary" (see `evaluation.vectors`). int8 and binary
             vectors are searched in memory, in indexes of any size.
         width: Number of first values of the embeddings to store, for models with `matryoshka_widths`. None: all.
+        channel: Channel of each recording to embed, from 0. None: the mean of all channels.
 
     Returns:
         Summary of the changes by all processes, in rank 0. In other processes, only `seconds` is set.
@@ -129,6 +131,7 @@ def build_index(
         place = str(root.resolve())
         if rank == 0:
             settings = {"window_seconds": str(float(window_seconds)), "hop_seconds": str(float(hop_seconds))}
+            settings["channel"] = str(channel)
             _create_or_check(model, index, place, settings, precision, width)
         barrier()
 
@@ -154,7 +157,7 @@ def build_index(
             on_bad_audio="skip",
             refuse_silence=True,
         )
-        entries = _embed_files(embed, files, todo)
+        entries = _embed_files(embed, files, todo, channel)
         bar = progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0)
         _write(store, bar, compacts=processes == 1)
         barrier()
@@ -187,8 +190,8 @@ def _create_or_check(
     if stored["fingerprint"] == about["fingerprint"] != "":
         about["model"] = stored["model"]  # the same model under another name
     for key, value in about.items():
-        if stored[key] != value:
-            raise ValueError(f"{index} has {key} {stored[key]!r}, not {value!r}; use another, or delete it")
+        if stored.get(key, "None") != value:
+            raise ValueError(f"{index} has {key} {stored.get(key)!r}, not {value!r}; use another, or delete it")
 
 
 def _require_same_folder(
@@ -265,7 +268,10 @@ def write_batches(entries: Iterable[IndexedFile]) -> Iterator[list[IndexedFile]]
 
 
 def _embed_files(
-    embed: Callable[[Iterable[Recording]], Iterable[AudioChunks]], files: Mapping[str, Path], names: Sequence[str]
+    embed: Callable[[Iterable[Recording]], Iterable[AudioChunks]],
+    files: Mapping[str, Path],
+    names: Sequence[str],
+    channel: int | None,
 ) -> Iterator[IndexedFile]:
     """Embed files and yield one `IndexedFile` per name, in order."""
     before: deque[tuple[Stamp, str]] = deque()
@@ -273,7 +279,7 @@ def _embed_files(
     def recordings() -> Iterator[Recording]:
         for name in names:
             before.append((_stamp(files[name]), _digest(files[name])))
-            yield Recording(str(files[name]), None, name)
+            yield Recording(str(files[name]), None, name, channel)
 
     for name, windows in zip(names, embed(recordings()), strict=True):
         stamp, digest = before.popleft()

@@ -34,13 +34,13 @@ import datasets
 import numpy as np
 import soundfile
 import torch
+from valid_rows import validate_row
 
 from modeling_supclap import losses
 from modeling_supclap.datasets_scripts import config_keys, find_config, load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_audio
 from modeling_supclap.datasets_scripts.builders.hf import as_rows
 from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
 from modeling_supclap.metrics.mrv import mean_rank_variance
 from modeling_supclap.metrics.recall import retrieval_scores

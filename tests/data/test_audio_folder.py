@@ -15,7 +15,7 @@ from dataset_folders import touch, write_csv
 
 from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.builders import metadata
+from modeling_supclap.datasets_scripts.builders import columns
 
 NAMES = [f"{number}.wav" for number in range(10)]
 
@@ -236,7 +236,7 @@ def test_captions_without_a_language_do_not_join_those_of_a_named_one(folder, lo
     ):
         captions = rows_of(load(**named, **options))["1.wav"]["captions"]
         assert captions == {"deu": ["Ein Ton"], "eng": ["A tone"]}
-    with pytest.raises(ValueError, match=r"no column \['Titel'\] among"):
+    with pytest.raises(ValueError, match=r"no column 'Titel'.*'Text'"):
         load(caption_columns=["deu=Titel"], **options)
 
     records = [{"file_name": name, "caption": "Ein Ton", "captions": {"eng": "A tone"}} for name in NAMES]
@@ -311,15 +311,196 @@ def test_sampling_depends_on_the_seed_and_keeps_recordings_together(folder, load
     assert list(load(validation_fraction=0.0, test_fraction=0.0).as_dataset()) == ["train"]
 
 
-def test_a_source_that_two_given_splits_share_stays_in_the_later_one(folder, load):
-    lines = [
-        [name, "A", "field:1" if number > 7 else name, "test" if number > 8 else "train"]
-        for number, name in enumerate(NAMES)
-    ]
+def test_a_source_that_two_given_splits_share_is_kept_and_counted(folder, load, caplog):
+    lines = []
+    for number, name in enumerate(NAMES):
+        lines.append([name, f"A {number}", "field:1" if number > 6 else name, "test" if number > 8 else "train"])
     write_csv(folder / "metadata.csv", [["file_name", "caption", "source", "split"], *lines])
     builder = load()
-    assert sizes_of(builder) == {"train": 8, "test": 1}
-    assert builder.report()["left_out"] == {"source in another split": ["8.wav"]}
+    assert sizes_of(builder) == {"train": 9, "test": 1}
+    assert builder.report()["left_out"] == {}
+    assert ["1 of 1 test clips share a recording or a source with train" in text for text in caplog.messages] == [True]
+
+
+def test_parts_of_a_recording_may_be_in_several_splits_of_the_user(folder, load, caplog):
+    lines = []
+    for name in NAMES[:4]:
+        soundfile.write(folder / name, np.arange(8000) / 8000 * (1 + int(name[0])) / 5, 1000)
+        lines += [[name, start, start + 1, f"{name} {start}", "train" if start < 5 else "test"] for start in range(8)]
+    write_csv(folder / "metadata.csv", [["file_name", "start", "end", "caption", "split"], *lines])
+    assert sizes_of(load()) == {"train": 20, "test": 12}
+    assert any("12 of 12 test clips share a recording or a source with train" in text for text in caplog.messages)
+
+
+def test_copies_are_in_one_split(folder, load):
+    for number, name in enumerate(NAMES):
+        soundfile.write(folder / name, np.arange(800) / 900 * (1 - number / 20), 1000)  # of equal size
+        shutil.copyfile(folder / name, folder / f"copy of {name}")
+    lines = [[name, f"A {name}"] for name in NAMES] + [[f"copy of {name}", f"B {name}"] for name in NAMES]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
+    splits = load(validation_fraction=0.3, test_fraction=0.3).as_dataset()
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 8, "validation": 6, "test": 6}
+    for rows in splits.values():
+        names = {path.rsplit("/", 1)[-1].removeprefix("copy of ") for path in rows["audio_path"]}
+        assert 2 * len(names) == len(rows)
+
+
+def test_a_speaker_may_be_the_source(folder, load):
+    lines = [[name, f"A {name}", f"speaker {number % 3}"] for number, name in enumerate(NAMES)]
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "who"], *lines])
+    splits = load(source_column="who", validation_fraction=0.3, test_fraction=0.3).as_dataset()
+    assert {split: len(set(rows["source"])) for split, rows in splits.items()} == dict.fromkeys(splits, 1)
+    with pytest.raises(ValueError, match=r"'whom'.*'who'"):
+        load(source_column="whom")
+
+
+def test_captions_of_several_splits_are_counted(folder, load, caplog):
+    lines = [[name, "A dog" if number in (0, 9) else f"A {number}"] for number, name in enumerate(NAMES)]
+    write_csv(folder / "test.csv", [["file_name", "caption"], *lines[8:]])
+    write_csv(folder / "train_metadata.csv", [["file_name", "caption"], *lines[:8]])
+    assert sizes_of(load()) == {"train": 8, "test": 2}
+    assert any("1 of 2 test clips share a caption with train" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("place", ["", "meta/"])
+def test_each_split_may_have_its_table(folder, load, place, caplog):
+    for split, names in (("train", NAMES[:7]), ("val", NAMES[7:8]), ("Test", NAMES[8:])):
+        lines = [["../" * bool(place) + name, f"{split} {name}"] for name in names]
+        write_csv(folder / f"{place}{split}.csv", [["file_name", "caption"], *lines])
+    builder = load()
+    assert sizes_of(builder) == {"train": 7, "validation": 1, "test": 2}
+    assert builder.as_dataset()["test"]["clip_id"][:] == NAMES[8:]
+    assert builder.report() == {"missing": [], "left_out": {}}
+    touch(folder, [f"{place}train.tsv"])
+    with pytest.raises(ValueError, match=rf"{place}train\.csv, {place}train\.tsv"):
+        load()
+    (folder / f"{place}train.tsv").unlink()
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)])
+    assert sizes_of(load()) == {"train": 8, "validation": 1, "test": 1}  # only this table
+    assert f"only metadata.csv is read, not {place}Test.csv" in caplog.text
+
+
+def test_recordings_are_found_by_other_spellings_of_their_paths(tmp_path, load, caplog):
+    touch(tmp_path / "data", ["a/rain.wav", "a/Dog 1.flac", "b/rain.wav", "x/1.wav", "y/1.wav", "déjà.wav"])
+    names = ["A/RAIN.WAV", "a\\dog%201.wav", "./b/../b/rain.wav", "C:\\Users\\me\\data\\x\\1.wav", "/home/me/1.wav"]
+    names += ["https://host/data/y/1.wav?download=1", "de\u0301ja\u0300.wav"]
+    lines = [[name, f"Sound {number}"] for number, name in enumerate(names)]
+    write_csv(tmp_path / "data" / "metadata.csv", [["file_name", "caption"], *lines])
+    builder = load(validation_fraction=0, test_fraction=0)
+    found = {row["clip_id"]: row["captions"]["eng"][0] for row in builder.as_dataset()["train"]}
+    assert found == {
+        "a/rain.wav": "Sound 0", "a/Dog 1.flac": "Sound 1", "b/rain.wav": "Sound 2", "x/1.wav": "Sound 3",
+        "y/1.wav": "Sound 5", "déjà.wav": "Sound 6",
+    }  # fmt: skip
+    assert builder.report() == {"missing": ["/home/me/1.wav"], "left_out": {}}
+
+
+def test_two_paths_of_another_machine_with_one_end_are_missing(folder, load):
+    lines = [[f"/disk/{part}/1.wav", f"Sound {part}"] for part in "ab"] + [[name, name] for name in NAMES[2:]]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
+    assert sorted(load().report()["missing"]) == ["/disk/a/1.wav", "/disk/b/1.wav"]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([f"s3://bucket/{name}x", "A"] for name in NAMES)])
+    with pytest.raises(FileNotFoundError, match=r"addresses.*embed --table"):
+        load()
+
+
+def test_spellings_of_one_recording_are_one_clip(folder, load):
+    lines = [["1.wav", "A"], ["./1.WAV", "B"], [str(folder / "1.wav"), "C"]]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
+    (row,) = load(validation_fraction=0, test_fraction=0).as_dataset()["train"]
+    assert (row["clip_id"], row["captions"]["eng"]) == ("1.wav", ["A", "B", "C"])
+
+
+RAVEN = """Selection\tView\tBegin Time (s)\tEnd Time (s)\tSpecies
+1\tSpectrogram 1\t0.5\t3.5\tEurasian Wren
+2\tSpectrogram 1\t0.5\t3.5\tBlackbird
+"""
+BIRDNET = "Start (s),End (s),Scientific name,Common name,Confidence\n0.0,3.0,Turdus merula,Blackbird,0.9\n"
+AUDACITY = "0,500000\t3,500000\tdog barks\n\\\t200,0\t4000,0\n4,000000\t9,000000\train falls\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "clips"),
+    [
+        ({"1.Table.1.selections.txt": RAVEN}, {"1.wav:0.5-3.5": ["Eurasian Wren", "Blackbird"]}),
+        ({"1.BirdNET.results.csv": BIRDNET}, {"1.wav:0-3": ["Blackbird"]}),
+        ({"1.txt": AUDACITY}, {"1.wav:0.5-3.5": ["dog barks"], "1.wav:4-9": ["rain falls"]}),
+        ({"1.txt": "a dog\nrain\n", "2.txt": "wind"}, {"1.wav": ["a dog", "rain"], "2.wav": ["wind"]}),
+        (
+            {"1.txt": "a dog", "2.txt": AUDACITY},
+            {"1.wav": ["a dog"], "2.wav:0.5-3.5": ["dog barks"], "2.wav:4-9": ["rain falls"]},
+        ),
+    ],
+)
+def test_labels_beside_recordings_are_parts(folder, load, files, clips):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    rows = load(validation_fraction=0, test_fraction=0).as_dataset()["train"]
+    assert {row["clip_id"]: row["captions"]["eng"] for row in rows} == clips
+    for row in rows:
+        expected = [None, None] if ":" not in row["clip_id"] else row["clip_id"].split(":")[1].split("-")
+        times = [row.get("start_seconds"), row.get("end_seconds")]
+        assert times == [None if text is None else float(text) for text in expected]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "file_name,caption\n1.wav,A\n",
+        '{"file_name": "1.wav", "caption": "A"}\n',
+        "# notes\nfile_name\tcaption\n1.wav\tA\n",
+    ],
+)
+def test_a_table_may_be_a_text_file_if_there_is_no_other(folder, load, content):
+    (folder / "metadata.txt").write_text(content)
+    assert rows_of(load(validation_fraction=0, test_fraction=0))["1.wav"]["captions"]["eng"] == ["A"]
+    (folder / "2.txt").write_text("B\n")
+    assert list(rows_of(load(validation_fraction=0, test_fraction=0))) == ["2.wav"]
+
+
+def test_text_files_have_the_names_of_recordings_in_other_spellings(tmp_path, load):
+    touch(tmp_path / "data", ["Gru\u0308nspecht.wav", "rain.wav"])
+    for name in ("Gr\u00fcnspecht", "RAIN"):
+        (tmp_path / "data" / f"{name}.TXT").write_text(f"Sound of {name}\n")
+    rows = rows_of(load(validation_fraction=0, test_fraction=0)).values()
+    assert {row["clip_id"]: row["captions"]["eng"] for row in rows} == {
+        "Gr\u00fcnspecht.wav": ["Sound of Gr\u00fcnspecht"],
+        "rain.wav": ["Sound of RAIN"],
+    }
+
+
+def test_labels_that_are_not_understood_are_refused(folder, load):
+    (folder / "1.txt").write_text("12\tdog\n13\tcat\n")
+    with pytest.raises(ValueError, match=r"1\.txt: no captions in \['12', 'dog'\]"):
+        load()
+    (folder / "1.txt").unlink()
+    touch(folder, ["1.TextGrid", "2.eaf"])
+    with pytest.raises(FileNotFoundError, match=r"1\.TextGrid, 2\.eaf: save it"):
+        load()
+    touch(folder, ["metadata.xlsx"])
+    with pytest.raises(FileNotFoundError, match=r"metadata\.xlsx: save it"):
+        load()
+
+
+def test_a_table_of_birdnet_with_a_header_for_each_recording(folder, load):
+    header = "Begin Path,Start (s),End (s),Common name"
+    lines = [header, "C:\\rec\\1.wav,0,3,Wren", "C:\\rec\\1.wav,3,6,Robin", header, "C:\\rec\\2.wav,0,3,Wren"]
+    (folder / "metadata.csv").write_text("\n".join(lines))
+    rows = load(validation_fraction=0, test_fraction=0).as_dataset()["train"]
+    assert rows["clip_id"][:] == ["1.wav:0-3", "1.wav:3-6", "2.wav:0-3"]
+    assert [captions["eng"] for captions in rows["captions"]] == [["Wren"], ["Robin"], ["Wren"]]
+
+
+def test_placeholders_are_no_captions_and_are_counted(folder, load, caplog):
+    cells = ["nan", "None", "#N/A", "\u200b", "", "a dog", "Null", "n/a", "nan falls", "<NA>"]
+    lines = [[name, cell, "nan", "nan"] for name, cell in zip(NAMES, cells, strict=True)]
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "source", "split"], *lines])
+    builder = load(validation_fraction=0, test_fraction=0)
+    rows = builder.as_dataset()["train"]
+    assert [row["captions"]["eng"] for row in rows] == [["a dog"], ["nan falls"]]
+    assert rows["source"][:] == ["file:5.wav", "file:8.wav"]
+    assert len(builder.report()["left_out"]["empty caption"]) == 8
+    assert any("left out 7 captions" in text and "'nan'" in text for text in caplog.messages)
 
 
 def test_recordings_without_a_line_are_reported(folder, load):
@@ -331,8 +512,11 @@ def test_recordings_without_a_line_are_reported(folder, load):
     ("lines", "message"),
     [
         ([["name", "caption"], ["1.wav", "A"]], "line 2.*file_name"),
-        ([["file_name", "text"], ["1.wav", "A"]], r"\['file_name', 'text'\]"),
-        ([["file_name", "caption_fr"], ["1.wav", "A"]], "'fr'.*'fra'"),
+        ([["file_name", "words"], ["1.wav", "A"]], r"\['file_name', 'words'\]"),
+        (
+            [["file_name", "caption_xx"], ["1.wav", "A"]],
+            r"metadata\.csv: no captions in \['file_name', 'caption_xx'\]",
+        ),
         ([["file_name", "captions"], ["1.wav", "[1]"]], r"line 2.*captions.*\[1\]"),
         ([["file_name", "caption", "split"], ["1.wav", "A", "tset"]], "line 2.*'tset'"),
         ([["file_name", "caption", "split"], ["1.wav", "A", "test"], ["2.wav", "B", ""]], r"2\.wav.*1\.wav"),
@@ -395,11 +579,18 @@ def test_it_reads_what_audiofolder_of_datasets_reads(folder, load, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names", [("start_seconds", "end_seconds"), ("start", "end"), ("onset", "offset"), ("from", "to")]
+    "names",
+    [
+        ("start_seconds", "end_seconds"),
+        ("start", "end"),
+        ("Onset", "offset"),
+        ("from", "to"),
+        ("Begin Time (s)", "End Time (s)"),
+    ],
 )
 def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
-    for name in ("long", "other"):
-        soundfile.write(touch(tmp_path / "data", [f"{name}.flac"])[0], np.linspace(0, 0.9, 16_000), 1000)
+    for name, loudness in (("long", 0.9), ("other", 0.8)):
+        soundfile.write(touch(tmp_path / "data", [f"{name}.flac"])[0], np.linspace(0, loudness, 16_000), 1000)
     parts = [(2.0, 4.5), (8, 10), (10, "")]
     table = [[name, start, end, f"{name} {start}"] for name in ("long.flac", "other.flac") for start, end in parts]
     write_csv(tmp_path / "data" / "metadata.csv", [["file_name", *names, "caption"], *table])
@@ -417,19 +608,13 @@ def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
         np.testing.assert_allclose(read_row(row, 1000), np.linspace(0, 0.9, 16_000)[start:end], atol=1e-4)
 
 
-def test_a_start_alone_is_no_part_of_the_recording(folder, load):
+def test_a_start_alone_is_no_part_of_the_recording(folder, load, caplog):
+    columns.warn_once.cache_clear()
     write_csv(
         folder / "metadata.csv", [["file_name", "caption", "start_time"], *([name, "A", "30"] for name in NAMES)]
     )
     assert "start_seconds" not in next(iter(rows_of(load()).values()))
-
-
-def test_a_length_beside_a_start_is_not_silently_ignored(folder, load, caplog):
-    metadata._warn_of_unused_pair.cache_clear()
-    table = [["file_name", "caption", "offset", "duration"], *([name, "A", "3", "2"] for name in NAMES)]
-    write_csv(folder / "metadata.csv", table)
-    assert "start_seconds" not in next(iter(rows_of(load()).values()))
-    assert ["offset and duration" in message for message in caplog.messages] == [True]
+    assert any("'start_time'" in text and "not used" in text for text in caplog.messages)
 
 
 def test_names_without_their_folder_name_the_option(tmp_path, load):
@@ -441,11 +626,11 @@ def test_names_without_their_folder_name_the_option(tmp_path, load):
     assert rows_of(load(audio_dir=str(folder))).keys() == set(NAMES)
 
 
-@pytest.mark.parametrize(("start", "end"), [("soon", 2), (-1, 2), (3, 2), ("nan", 2)])
+@pytest.mark.parametrize(("start", "end"), [("soon", 2), (-1, 2), (3, 2), ("inf", 2), ("1,500", 2)])
 def test_an_impossible_part_is_refused(folder, load, start, end):
     rows = [["file_name", "caption", "start_seconds", "end_seconds"], [NAMES[0], "A", start, end]]
     write_csv(folder / "metadata.csv", rows)
-    with pytest.raises(ValueError, match=r"metadata\.csv, line 2.*(soon|-1|3|nan)"):
+    with pytest.raises(ValueError, match=r"metadata\.csv, line 2.*(soon|-1|3|inf|1,500)"):
         load()
 
 

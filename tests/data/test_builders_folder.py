@@ -6,15 +6,17 @@ import pytest
 from dataset_folders import CLOTHO_NAMES, clotho, write_csv
 
 from modeling_supclap.datasets_scripts.builders.clotho import Clotho
-from modeling_supclap.datasets_scripts.builders.folder import REPORT_NAME, Clip, Collection, draw_sources, strip_texts
+from modeling_supclap.datasets_scripts.builders.columns import clean_texts
+from modeling_supclap.datasets_scripts.builders.folder import REPORT_NAME, Clip, Collection
+from modeling_supclap.datasets_scripts.splits import draw_sources
 
 
-def collect(*clips, apart=True):
+def collect(*clips):
     """Return a collection of clips, given as (split, clip id, source, file)."""
     collection = Collection()
     for split, clip_id, source, file in clips:
         collection.add(split, Clip(clip_id, {"eng": ["A"]}, source, ""), clip_id, Path(file))
-    collection.keep_apart()
+    collection.keep_apart("clips")
     return {split: [clip.clip_id for clip in members] for split, members in collection.clips.items()}, collection
 
 
@@ -53,7 +55,7 @@ def test_only_unique_clips_with_caption_and_audio_are_added():
 
 
 def test_captions_lose_the_space_around_them():
-    assert strip_texts([" a b ", "", "\t", "c"]) == ("a b", "c")
+    assert clean_texts([" a b ", "", "\t", "c"]) == ("a b", "c")
 
 
 def test_the_sample_depends_only_on_recordings_and_seed():

@@ -22,7 +22,7 @@ def test_a_row_is_a_recording_with_its_five_captions(tmp_path):
         for name, row in zip(CLOTHO_NAMES, splits[split], strict=True):
             assert row["clip_id"] == f"{part}/{name}"
             assert row["audio_path"] == str(tmp_path / "data" / part / name)
-            assert row["captions"]["eng"] == [f"{part} {name}, {turn}" for turn in range(5)]
+            assert row["captions"]["eng"] == [f"{part} {html.unescape(name)}, {turn}" for turn in range(5)]
             assert row["source"] == f"clotho:{part}/{name}"
 
 

@@ -3,14 +3,16 @@
 import json
 import logging
 
+import builders
 import dataset_folders
 import pytest
+import soundfile
 import yaml
 from dataset_folders import FOLDERS, MAKERS
+from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder, load_splits
 from modeling_supclap.datasets_scripts.builders import metadata
-from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.languages import LANGUAGES
 
 # Captions are generated from the class names in all languages.
@@ -185,6 +187,23 @@ def test_a_limit_takes_the_first_clips(name, make, load):
     assert some == {split: rows[:2] for split, rows in full.items()}
     with pytest.raises(ValueError, match=r"limit.*0"):
         load(name, made, limit=0)
+
+
+@EACH_FOLDER
+def test_a_copy_of_a_recording_is_in_no_other_split(name, make, load):
+    made = make(name)
+    splits = rows_of(load(name, made))
+    train, test = (splits[split][0] for split in ("train", "test"))
+    for row in (train, test):
+        soundfile.write(row["audio_path"], builders.tone(440.0, 800), 8000, format="WAV")
+    after = rows_of(load(name, made))
+    found = {row["clip_id"]: split for split, rows in after.items() for row in rows}
+    if name == "audio_folder":  # drawn with its copy
+        assert found[train["clip_id"]] == found[test["clip_id"]]
+        assert len(found) == sum(made.counts.values())
+    else:  # the test split is as published
+        assert after["test"] == splits["test"]
+        assert train["clip_id"] not in found
 
 
 @EACH_FOLDER

@@ -144,13 +144,53 @@ def test_an_mp3_is_read_to_its_end_after_any_data(read, before):
     assert len(read(before + bare_mp3(), "rip.mp3")) / RATE_HZ == pytest.approx(8.0, abs=0.15)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2**32 - 1])
-def test_a_wrong_number_of_frames_is_not_believed(read, number):
-    content = bytearray(encode("MP3", "MPEG_LAYER_III", 4.0))
-    place = content.index(b"Info" if b"Info" in content else b"Xing") + 8
-    content[place : place + 4] = number.to_bytes(4, "big")
-    assert len(read(bytes(content), "wrong.mp3")) / RATE_HZ == pytest.approx(4.0, abs=0.15)
-    assert header_seconds(bytes(content)) == pytest.approx(4.0, abs=0.15)
+def tagged_mp3(mode="CONSTANT"):
+    """Return four seconds of noise, and the place of the number of frames: 126 with that of the tag."""
+    noise = 0.2 * np.random.default_rng(0).standard_normal(4 * RATE_HZ)
+    encoded = io.BytesIO()
+    soundfile.write(encoded, noise, RATE_HZ, format="MP3", bitrate_mode=mode, compression_level=0.5)
+    content = encoded.getvalue()
+    assert {"CONSTANT": b"Info", "VARIABLE": b"Xing"}[mode] in content[:64]
+    return content, re.search(b"Info|Xing", content).start() + 8
+
+
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+@pytest.mark.parametrize("number", [0, 1, 5, 60, 110, 2**32 - 1])
+def test_a_wrong_number_of_frames_is_not_believed(read, number, mode):
+    content, place = tagged_mp3(mode)
+    expected = read(content)
+    assert len(expected) == 4 * RATE_HZ
+    for size in (content[place + 4 : place + 8], (len(content) // 2).to_bytes(4, "big")):
+        wrong = content[:place] + number.to_bytes(4, "big") + size + content[place + 8 :]
+        waveform = read(wrong, "wrong.mp3")
+        assert len(waveform) / RATE_HZ == pytest.approx(4.0, abs=0.1)
+        np.testing.assert_allclose(waveform[: len(expected)], expected, atol=1e-3)
+        assert header_seconds(wrong) == len(waveform) / RATE_HZ
+        part = read(wrong, "wrong.mp3", offset_seconds=2.5, duration_seconds=0.5)
+        np.testing.assert_allclose(part, expected[40_000:48_000], atol=1e-3)
+
+
+@pytest.mark.parametrize("flags", [1, 5])
+def test_the_number_of_frames_is_compared_with_those_in_the_file(read, flags):
+    content, place = tagged_mp3()
+    content = content[: place - 1] + bytes([flags]) + content[place : place + 4] + content[place + 8 :]
+    content = content[: place + 100] + bytes(4) + content[place + 100 :]  # the frame keeps its size
+    assert len(read(content)) / RATE_HZ == pytest.approx(4.0, abs=0.1)
+    with pytest.raises(BadAudioError, match=r"cut\.mp3 is truncated: it announces \d+ frames, but it has 76"):
+        read(content[: 2 * len(content) // 3], "cut.mp3")
+
+
+@pytest.mark.parametrize("number", [5, 60, 200])
+def test_a_wrong_number_of_frames_of_vbri_is_not_believed(read, number):
+    noise = 0.2 * np.random.default_rng(0).standard_normal(4 * 44_100)
+    encoded = io.BytesIO()
+    soundfile.write(encoded, noise, 44_100, format="MP3", bitrate_mode="CONSTANT")
+    content = encoded.getvalue()
+    start = content.index(content[:2], 4)
+    tag = b"VBRI" + struct.pack(">HHHIIHHHH", 1, 0, 75, len(content), number, 0, 1, 2, 1)
+    wrong = (content[:4] + bytes(32) + tag).ljust(start, b"\0") + content[start:]
+    assert len(read(wrong, "wrong.mp3")) / 44_100 == pytest.approx(4.0, abs=0.1)
+    assert header_seconds(wrong) == pytest.approx(4.0, abs=0.1)
 
 
 def test_an_mp3_that_announces_more_frames_than_it_has_is_truncated(read):
@@ -227,6 +267,7 @@ FFMPEG_FILES = {
     "mpegts": ("aac", 44_100, False),
     "ac3": ("ac3", 48_000, False),
     "flv": ("aac", 44_100, False),
+    "asf": ("wmav2", 44_100, False),
 }
 
 
@@ -246,8 +287,8 @@ def shifted(waveform, expected, rate_hz):
 @pytest.mark.parametrize("form", FFMPEG_FILES)
 @pytest.mark.parametrize("channels", [1, 2, 6])
 def test_formats_of_ffmpeg_are_read_as_the_mean_of_their_channels(form, channels):
-    if form == "avi" and channels == 6:
-        pytest.skip("MP3 has two channels")
+    if form in ("avi", "asf") and channels == 6:
+        pytest.skip("MP3 and WMA 2 have two channels")
     _, rate_hz, is_lossless = FFMPEG_FILES[form]
     waveform, _ = read_audio(encode_ffmpeg(form, channels=channels))
     expected = chirp(3.0, rate_hz, channels).mean(axis=0)
@@ -397,6 +438,17 @@ def test_truncated_avi_is_known_by_its_size(read):
                 read(content, "film.avi")
 
 
+def test_the_length_of_windows_media_is_not_believed(read):
+    """Encoders announce longer ones than decoders return; the size of the packets shows whether a file is whole."""
+    content = encode_ffmpeg("asf")
+    place = content.index(bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")) + 64
+    longer = content[:place] + (9 * 10**7).to_bytes(8, "little") + content[place + 8 :]
+    np.testing.assert_array_equal(read(longer, "a.wma"), read(content, "a.wma"))
+    assert header_seconds(longer) == pytest.approx(3.0, abs=0.1)
+    with pytest.raises(BadAudioError, match=r"a\.wma is truncated: it announces \d+ bytes"):
+        read(content[:-2000], "a.wma")
+
+
 def test_the_time_before_the_first_sample_is_no_sound():
     content = encode_ffmpeg("matroska")
     track = ffmpeg.Track(lambda: io.BytesIO(content), "a")
@@ -453,6 +505,34 @@ def test_without_pyav_ogg_flac_needs_it_and_other_files_are_read(read):
         read(encode("OGG", "VORBIS").replace(b"\x01vorbis", b"\x7fFLAC\1\0"), "a.oga")
     for form, subtype in (("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")):
         assert len(read(encode(form, subtype), "a.bin")) / RATE_HZ == pytest.approx(2.0, abs=0.05)
+
+
+@pytest.mark.usefixtures("_without_pyav")
+@pytest.mark.parametrize("number", [0, 1, 5, 110, 2**32 - 1])
+def test_without_pyav_a_wrong_number_of_frames_is_not_believed(read, number):
+    content, place = tagged_mp3()
+    expected = read(content)
+    waveform = read(content[:place] + number.to_bytes(4, "big") + content[place + 4 :], "wrong.mp3")
+    assert len(waveform) / RATE_HZ == pytest.approx(4.0, abs=0.11)
+    lag = np.correlate(waveform[:4000], expected[:2000]).argmax()  # the padding of the encoder
+    np.testing.assert_allclose(waveform[lag:][: len(expected)], expected[: len(waveform) - lag], atol=1e-3)
+
+
+@pytest.mark.usefixtures("_without_pyav")
+@pytest.mark.parametrize("after", [b"", b"TAG" + bytes(125), b"APETAGEX" + bytes(5000), bare_mp3()[:1000]])
+def test_without_pyav_an_mp3_without_a_tag_is_read_to_its_end(read, after):
+    content = bare_mp3() + after
+    waveform = read(content, "rip.mp3")
+    assert len(waveform) / RATE_HZ == pytest.approx(8.0, abs=0.25)
+    assert header_seconds(content) == len(waveform) / RATE_HZ
+    np.testing.assert_array_equal(read(content, offset_seconds=5.0, duration_seconds=1.0), waveform[80_000:96_000])
+
+
+@pytest.mark.usefixtures("_without_pyav")
+@pytest.mark.parametrize("after", [bytes(5000) + bare_mp3(), bare_mp3(1.0, channels=2), bare_mp3(1.0, 22_050)])
+def test_without_pyav_an_mp3_that_libsndfile_cannot_read_to_its_end_is_refused(read, after):
+    with pytest.raises(BadAudioError, match=r"rip\.mp3 .*supclap\[ffmpeg\]"):
+        read(bare_mp3() + after, "rip.mp3")
 
 
 @pytest.mark.usefixtures("_without_pyav")

@@ -1,7 +1,6 @@
 """Datasets of the `datasets` library: saved datasets and folders of files, with any column names."""
 
 import io
-from itertools import chain
 
 import builders
 import datasets
@@ -13,6 +12,7 @@ import soundfile
 
 from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.builders.columns import warn_once
 from modeling_supclap.datasets_scripts.builders.hf import as_rows
 
 
@@ -102,6 +102,33 @@ def test_parquet_is_streamed_as_the_rows_that_it_is(hub, address):
     assert "audio" not in light[0]
 
 
+def test_a_channel_is_chosen_in_tables_and_streams(tmp_path):
+    file = io.BytesIO()
+    right = 0.5 * builders.tone(200.0, 8000)
+    soundfile.write(file, np.stack([0 * right, right], axis=1), builders.RATE_HZ, format="WAV", subtype="FLOAT")
+    clips = {
+        "clip": [{"bytes": file.getvalue(), "path": "0.wav"}],
+        "caption": ["a tone"],
+        "start": [0.0],
+        "end": [0.25],
+    }
+    rows = datasets.Dataset.from_dict(clips).cast_column("clip", datasets.Audio(decode=False))
+    (tmp_path / "set").mkdir()
+    rows.to_parquet(str(tmp_path / "set" / "train.parquet"))
+    options = {"data_dir": str(tmp_path / "set"), "validation_fraction": 0, "test_fraction": 0}
+    for channel, expected in ((None, right / 2), (0, 0 * right), (1, right)):
+        loaded = load_splits("hf", cache_dir=str(tmp_path / "cache"), channel=channel, **options)["train"]
+        stream = load_splits("hf", streaming=True, channel=channel, **options)["train"]
+        for row in (loaded[0], next(iter(stream))):
+            assert row.get("channel") == channel
+            if channel == 0:
+                with pytest.raises(ValueError, match="silent"):
+                    read_row(row, builders.RATE_HZ)
+            else:
+                read = read_row(row, builders.RATE_HZ)
+                np.testing.assert_allclose(read, expected[: builders.RATE_HZ // 4], atol=1e-6)
+
+
 def test_ids_contain_the_original_split_name(hub):
     header = "configs:\n- config_name: default\n  data_files:\n  - {split: dev, path: '*.parquet'}\n"
     (hub / "README.md").write_text(f"---\n{header}---\n")
@@ -111,16 +138,91 @@ def test_ids_contain_the_original_split_name(hub):
     assert [row["clip_id"] for row in streamed["validation"]] == rows["validation"]["clip_id"][:]
 
 
-def test_missing_splits_are_held_out_by_row_groups(hub):
-    splits = load_splits("hf", data_dir=str(hub), streaming=True, test_fraction=0.25)
+def test_a_stream_has_the_splits_of_the_loaded_dataset(hub):
+    options = {"data_dir": str(hub), "test_fraction": 0.25}
+    splits = load_splits("hf", streaming=True, **options)
+    loaded = load_splits("hf", cache_dir=str(hub.parent / "cache"), **options)
     ids = {name: [row["clip_id"] for row in stream] for name, stream in splits.items()}
-    assert {name for name, held in ids.items() if held} == {"train", "validation", "test"}
-    assert sorted(chain.from_iterable(ids.values())) == [f"train-{number:06d}" for number in range(20)]
-
-    again = load_splits("hf", data_dir=str(hub), streaming=True, test_fraction=0.25)
-    assert [row["clip_id"] for row in again["test"].to_dataset(str(hub.parent / "cache"))] == ids["test"]
-    with pytest.raises(ValueError, match=r"row.?groups"):
+    assert ids == {name: rows["clip_id"][:] for name, rows in loaded.items()}
+    assert {name: len(of_split) for name, of_split in ids.items()} == {"train": 13, "validation": 2, "test": 5}
+    assert [row["clip_id"] for row in splits["test"].to_dataset(str(hub.parent / "cache"))] == ids["test"]
+    with pytest.raises(ValueError, match=r"20 recordings.*validation"):
         load_splits("hf", data_dir=str(hub), streaming=True, validation_fraction=0.99)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("key", ["path", "source", "speaker"])
+def test_sources_are_never_divided_between_splits(tmp_path, streaming, key, caplog):
+    (tmp_path / "data").mkdir()
+    rows = []
+    for tape in range(6):
+        (tmp_path / f"{tape}.wav").write_bytes(sound(tape)["bytes"])
+        for part in range(4):
+            path = str(tmp_path / f"{tape}.wav")
+            rows.append({"audio": path, "text": f"{tape} {part}", "start": 0.1 * part, "end": 0.1 * part + 0.1})
+            if key != "path":
+                rows[-1] |= {"audio": sound(10 * tape + part), key: f"s{tape // 2}"}  # two tapes each
+    for row in rows if key != "path" else ():
+        del row["start"], row["end"]
+    table = pa.Table.from_pylist(rows).take(list(range(0, 24, 2)) + list(range(1, 24, 2)))
+    pq.write_table(table, tmp_path / "data" / "train.parquet", row_group_size=5)
+    options = {} if streaming else {"cache_dir": str(tmp_path / "cache")}
+    options |= {"source_column": "speaker"} if key == "speaker" else {}
+    options |= {"audio_column": "audio", "validation_fraction": 0.3, "test_fraction": 0.3}
+    splits = load_splits("hf", data_dir=str(tmp_path / "data"), streaming=streaming, **options)
+    found = {}
+    for name, of_split in splits.items():
+        tapes = [int(row["captions"]["eng"][0].split()[0]) for row in of_split]
+        found[name] = {tape if key == "path" else tape // 2 for tape in tapes}
+        assert len(tapes) == 8
+    assert [len(tapes) for tapes in found.values()] == [2 if key == "path" else 1] * 3
+    assert len(set.union(*found.values())) == (6 if key == "path" else 3)
+    assert not [message for message in caplog.messages if "share" in message]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_splits_of_the_user_are_kept_and_their_leaks_are_counted(tmp_path, streaming, caplog):
+    captions = {"train": ["a", "b", "c", "d"], "test": ["e", "f", "a"]}
+    sources = {"train": ["s1", "s1", "s2", "s3"], "test": ["s2", "s4", "s5"]}
+    for first, (split, texts) in enumerate(captions.items()):
+        table(len(texts), 10 * first, caption=texts, source=sources[split]).to_parquet(
+            str(tmp_path / f"{split}.parquet")
+        )
+    options = {"validation_fraction": 0, "streaming": streaming}
+    options |= {} if streaming else {"cache_dir": str(tmp_path / "cache")}
+    splits = load_splits("hf", data_dir=str(tmp_path), **options)
+    assert {name: len(list(rows)) for name, rows in splits.items()} == {"train": 4, "test": 3}
+    assert [row["source"] for row in splits["test"]] == ["s2", "s4", "s5"]
+    assert ["1 of 3 test clips share a recording or a source" in message for message in caplog.messages] == [
+        True,
+        False,
+    ]
+    assert ["1 of 3 test clips share a caption" in message for message in caplog.messages] == [False, True]
+
+
+def test_equal_recordings_of_two_splits_are_counted(tmp_path, caplog):
+    table(4, 0, caption=list("abcd")).to_parquet(str(tmp_path / "train.parquet"))
+    table(3, 2, caption=list("efg")).to_parquet(str(tmp_path / "test.parquet"))
+    splits = load_splits("hf", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), validation_fraction=0)
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 4, "test": 3}
+    assert ["2 of 3 test clips share a recording" in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_may_name_the_split(tmp_path, streaming, caplog):
+    rows = table(4, caption=list("abcd"), split=["dev", "train", "Test", "train"], license=["CC0", "x", None, "nan"])
+    rows.to_parquet(str(tmp_path / "train.parquet"))
+    options = {"streaming": streaming, **({} if streaming else {"cache_dir": str(tmp_path / "cache")})}
+    splits = load_splits("hf", data_dir=str(tmp_path), **options)
+    found = {name: [(row["captions"]["eng"][0], row["license"]) for row in rows] for name, rows in splits.items()}
+    assert found == {"validation": [("a", "CC0")], "train": [("b", "x"), ("d", "")], "test": [("c", "")]}
+
+    warn_once.cache_clear()
+    (tmp_path / "other").mkdir()
+    table(10, caption=list("abcdefghij"), split=["fold 1"] * 10).to_parquet(str(tmp_path / "other" / "train.parquet"))
+    splits = load_splits("hf", data_dir=str(tmp_path / "other"), **options)
+    assert {name: len(list(rows)) for name, rows in splits.items()} == {"train": 8, "validation": 1, "test": 1}
+    assert ["column split is not used" in message for message in caplog.messages] == [True]
 
 
 def test_rows_without_captions_are_left_out_of_a_stream_too(tmp_path, caplog):
@@ -139,7 +241,7 @@ def test_rows_without_captions_are_left_out_of_a_stream_too(tmp_path, caplog):
 def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
     per_caption(4, 2).select([0, 4, 1, 5, 2, 6]).to_parquet(str(tmp_path / "train.parquet"))
     stream = load_splits("hf", data_dir=str(tmp_path), streaming=True, validation_fraction=0, test_fraction=0)["train"]
-    with pytest.raises(ValueError, match=r"train\.parquet: 6 rows from 0 .*\b3 recordings"):
+    with pytest.raises(ValueError, match=r"train\.parquet: 6 rows of row group 0 .*\b3 recordings"):
         list(stream)
 
 
@@ -174,7 +276,7 @@ def test_classes_as_captions_are_their_names():
 
 @pytest.mark.parametrize("values", [[4, 2], [[4.0], [2.0]], [{"x": "a"}, {"x": "b"}], [[["a"]], [["b"]]]])
 def test_captions_that_are_not_text_are_rejected(values):
-    with pytest.raises(ValueError, match=r"'what' .*'name'"):
+    with pytest.raises(ValueError, match=r"'what'.*('name'|unknown language 'x')"):
         as_rows(table(2, what=values, name=["a", "b"]), caption_column="what")
 
 
@@ -258,7 +360,7 @@ def test_columns_of_captions_may_be_named_with_their_languages():
     expected = [{"deu": ["Regen"], "eng": ["rain"]}, {"deu": ["Wind"], "eng": ["wind"]}]
     assert as_rows(rows, caption_columns=given)["captions"] == expected
     assert as_rows(rows, caption_columns={"deu": "Beschreibung", "eng": "English"})["captions"] == expected
-    with pytest.raises(ValueError, match=r"no column Titel.*'Beschreibung'"):
+    with pytest.raises(ValueError, match=r"no column 'Titel'.*'Beschreibung'"):
         as_rows(rows, caption_columns=["deu=Titel"])
     with pytest.raises(ValueError, match=r"'de=English'.*LANGUAGE=COLUMN"):
         as_rows(rows, caption_columns=["de=English"])
@@ -334,11 +436,46 @@ def test_a_folder_of_videos_is_loaded_without_ffmpeg(tmp_path):
     assert [row["captions"]["eng"] for row in rows] == [["a dog"], ["rain"]]
 
 
-def test_other_codes_of_languages_are_named(tmp_path):
-    table = pa.table({"audio": [sound(0)], "captions": [{"en": "low"}]})
-    pq.write_table(table, tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match=r"captions.*\['en'\].*ISO 639-3"):
-        load_splits("hf", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+def test_other_codes_of_languages_are_read_or_named(tmp_path):
+    options = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(tmp_path / "cache")}
+    for name, captions in (("codes", {"en": "low", "fr-CA": "grave"}), ("words", {"original": "low"})):
+        (tmp_path / name).mkdir()
+        table = pa.table({"audio": [sound(0)], "captions": [captions]})
+        pq.write_table(table, tmp_path / name / "train.parquet")
+    rows = load_splits("hf", data_dir=str(tmp_path / "codes"), **options)["train"]
+    assert rows["captions"][:] == [{"eng": ["low"], "fra": ["grave"]}]
+    with pytest.raises(ValueError, match=r"captions.*'original'.*ISO 639-3"):
+        load_splits("hf", data_dir=str(tmp_path / "words"), **options)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_types_may_differ_between_files(tmp_path, streaming):
+    data = tmp_path / "data"
+    data.mkdir()
+    texts = {"a": pa.nulls(1), "b": ["rain"], "c": pa.array(["dog"], pa.large_string())}
+    for name, captions in texts.items():
+        sounds = pa.array([sound(ord(name))])
+        pq.write_table(pa.table({"audio": sounds, "caption": captions, "text": ["x"]}), data / f"train-{name}.parquet")
+    options = {"validation_fraction": 0, "test_fraction": 0, "streaming": streaming}
+    options |= {} if streaming else {"cache_dir": str(tmp_path / "cache")}
+    rows = list(load_splits("hf", data_dir=str(data), **options)["train"])
+    assert [row["captions"]["eng"] for row in rows] == [["rain"], ["dog"]]
+    sounds = pa.array([sound(9)])
+    pq.write_table(pa.table({"audio": sounds, "caption": [["a", "b"]], "text": ["x"]}), data / "train-d.parquet")
+    if streaming:
+        rows = list(load_splits("hf", data_dir=str(data), **options)["train"])
+        assert rows[-1]["captions"]["eng"] == ["a", "b"]
+    else:
+        with pytest.raises(ValueError, match=r"d\.parquet.*caption"):
+            load_splits("hf", data_dir=str(data), **options)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, streaming):
+    (tmp_path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    options = {} if streaming else {"cache_dir": str(tmp_path / "cache")}
+    with pytest.raises((ValueError, OSError), match=r"train\.parquet.*Git LFS"):
+        load_splits("hf", data_dir=str(tmp_path), streaming=streaming, **options)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -7,6 +7,7 @@ from operator import itemgetter
 import numpy as np
 import pytest
 from datasets import Dataset, Value, concatenate_datasets
+from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts.mixture import (
     counts_in_epoch,
@@ -15,7 +16,7 @@ from modeling_supclap.datasets_scripts.mixture import (
     warn_of_shared_recordings,
     with_counts,
 )
-from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, features, require_captions, validate_row
+from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT, features, require_captions
 from modeling_supclap.datasets_scripts.stream import RowGroup, RowStream
 
 

@@ -430,7 +430,7 @@ class TestCommandLine:
             (["nonsense", "--out", "x"], "invalid choice: 'nonsense' (choose from"),
             (["esc50", "--out", "x", "--test_fld=4"], "unrecognized arguments: --test_fld=4"),
             (["synthetic", "--out", "x", "--data_dir", "d"], "unrecognized arguments: --data_dir d"),
-            (["esc50"], "the following arguments are required: --out"),
+            (["esc50"], "--out is required"),
             (["esc50", "--out", "x", "--shard_size", "big"], "value: 'big'"),
             (["esc50", "--out", "x", "--shard", "0/2", "--finish"], "--finish"),
             (["esc50", "--out", "x", "--shard", "0/2", "--push_to_hub", "a/b"], "--push_to_hub"),
@@ -540,6 +540,25 @@ def test_a_set_without_audio_is_not_pushed(folder, cache, tmp_path):
     run(request_for(folder, "reference"), tmp_path / "out", cache_dir=cache, quiet=True)
     with pytest.raises(ValueError, match="'reference'"):
         prepare.push(tmp_path / "out", "somebody/sounds")
+
+
+def test_a_channel_of_parts_of_recordings_is_prepared(tmp_path):
+    right = np.linspace(0.1, 0.9, 3 * 16_000)
+    (tmp_path / "data").mkdir()
+    soundfile.write(tmp_path / "data" / "long.wav", np.stack([np.zeros_like(right), right], axis=1), 16_000)
+    (tmp_path / "data" / "metadata.csv").write_text(
+        "file_name,caption,start_seconds,end_seconds\nlong.wav,a,0,1\nlong.wav,b,1,3\n"
+    )
+    options = {"data_dir": str(tmp_path / "data"), "languages": ["eng"], "validation_fraction": 0, "test_fraction": 0}
+    for storage in ("int16", "flac16k", "reference"):
+        request = Request("audio_folder", {**options, "channel": 1}, storage)
+        run(request, tmp_path / storage, cache_dir=str(tmp_path / "cache"), quiet=True)
+        rows = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / storage))["train"]
+        for row, start, end in zip(rows, (0, 16_000), (16_000, 48_000), strict=True):
+            np.testing.assert_allclose(read_row(row, 16_000), right[start:end], atol=1e-4)
+    request = Request("audio_folder", {**options, "channel": 2}, "int16", on_bad_audio="skip")
+    with pytest.raises(ValueError, match=r"no channel 2|no clips|unusable"):
+        run(request, tmp_path / "none", cache_dir=str(tmp_path / "cache"), quiet=True)
 
 
 def test_parts_of_recordings_are_prepared_as_clips(tmp_path):

@@ -38,13 +38,44 @@ def test_ids_of_a_column(tmp_path):
     assert [row["clip_id"] for row in rows] == ["7", "8"]
 
 
+def test_ids_stay_texts_and_are_unique(tmp_path):
+    (tmp_path / "t.csv").write_text("id;Path\n007;a.wav\n1E5;b.wav\n1.10;c.wav\n123456789012345678901234;d.wav\n")
+    rows = RecordingTable(tmp_path / "t.csv", id_column="id")
+    assert [row["clip_id"] for row in rows] == ["007", "1E5", "1.10", "123456789012345678901234"]
+    assert rows[0]["audio_path"] == str(tmp_path / "a.wav")
+    (tmp_path / "t.csv").write_text("id,path\n7,a.wav\n7,b.wav\n")
+    with pytest.raises(ValueError, match=r"t\.csv.*'7' twice.*--id_column"):
+        RecordingTable(tmp_path / "t.csv", id_column="id")
+    with pytest.raises(ValueError, match=r"'key'.*\['id', 'path'\]"):
+        RecordingTable(tmp_path / "t.csv", id_column="key")
+
+
+def test_names_are_found_as_in_a_folder_of_recordings(tmp_path):
+    for name in ("sub/rain.wav", "dog.wav", "x.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    lines = ["sub\\\\rain.wav", "DOG.wav", "C:\\\\me\\\\x.wav", "gone.wav"]
+    (tmp_path / "t.jsonl").write_text("\n".join(f'{{"audio_filepath": "{name}"}}' for name in lines))
+    rows = RecordingTable(tmp_path / "t.jsonl")
+    assert [row["clip_id"] for row in rows] == ["sub/rain.wav", "dog.wav", "x.wav", "gone.wav"]
+    assert [row["audio_path"] for row in rows] == [str(tmp_path / row["clip_id"]) for row in rows]
+
+
+@pytest.mark.parametrize("name", ["clips.parquet", "clips.csv"])
+def test_rows_may_be_parts(tmp_path, name):
+    table = write(tmp_path, name, path=["a.wav", "a.wav", "b.wav"], start_ms=[0, 1500, 0], end_ms=[1500, 4000, 500])
+    rows = list(RecordingTable(table))
+    assert [(row["start_seconds"], row["end_seconds"]) for row in rows] == [(0, 1.5), (1.5, 4), (0, 0.5)]
+    assert len({row["clip_id"] for row in rows}) == 3
+
+
 def test_only_one_row_group_is_read(tmp_path, monkeypatch):
     rows = RecordingTable(write(tmp_path))
     read = []
-    monkeypatch.setattr(rows, "_read", lambda group, own=rows._read: read.append(group) or own(group))
+    monkeypatch.setattr(rows, "_convert", lambda values, own=rows._convert: read.append(len(values)) or own(values))
     found = [rows[index]["clip_id"] for index in (2, 3, 2)]
     assert found == ["s3://x/d.wav", None, "s3://x/d.wav"]
-    assert read == [1]
+    assert read == [2]
 
 
 def test_the_digest_is_of_the_content(tmp_path):

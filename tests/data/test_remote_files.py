@@ -1,15 +1,22 @@
 """Files are read again after server errors, every error names its file, and folders at addresses are downloaded."""
 
+import functools
+import html
+import io
+import os
+from urllib.parse import quote
+
 import fsspec
 import numpy as np
 import pytest
 from datasets import Audio, Dataset
 from recordings import captioned_folder
-from web_server import flaky
+from web_server import PartsHandler, flaky, serving
 
 from modeling_supclap.datasets_scripts import load_splits, remote_files
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.remote_files import local_folder, read_file
+from modeling_supclap.evaluation.windows import list_recordings
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +102,39 @@ def test_an_address_has_the_rows_of_its_folder(tmp_path, name):
         assert remote[column][:] == local[column][:]
     for first, second in zip(local, remote, strict=True):
         np.testing.assert_array_equal(read_row(first, 16000), read_row(second, 16000))
+
+
+class ApacheHandler(PartsHandler):
+    """Handler whose listings have links that sort them, and a link to the parent folder."""
+
+    def list_directory(self, path):
+        links = ["?C=N;O=D", "/", *(quote(name) + "/" * os.path.isdir(f"{path}/{name}") for name in os.listdir(path))]
+        content = "".join(f'<a href="{html.escape(link)}">x</a>' for link in links).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        return io.BytesIO(content)
+
+
+@pytest.mark.parametrize("handler", [PartsHandler, ApacheHandler])
+def test_names_in_listings_of_web_servers_are_decoded(tmp_path, monkeypatch, handler):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    names = ["100% rain.wav", "sub/déjà #1.wav", "plain.wav"]
+    for name in names:
+        (tmp_path / "sounds" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sounds" / name).write_bytes(name.encode())
+    with serving(functools.partial(handler, directory=str(tmp_path))) as address:
+        for folder in (f"{address}/sounds", f"{address}/sounds/"):
+            local = local_folder(folder)
+            assert {path.relative_to(local).as_posix() for path in local.rglob("*.wav")} == set(names)
+        assert (local / names[1]).read_bytes() == names[1].encode()
+        _, paths = list_recordings(f"{address}/sounds")
+        assert sorted(paths) == sorted(names)
+        assert read_file(paths[names[0]], lambda file: file.read()) == names[0].encode()
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    (tmp_path / "a.tar").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(OSError, match=r"a\.tar is a Git LFS pointer.*git lfs pull"):
+        load_splits("webdataset", data_dir=str(tmp_path), streaming=True)

@@ -7,6 +7,7 @@ import datasets
 import numpy as np
 import pandas
 import pytest
+from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts.schema import (
     Row,
@@ -16,7 +17,6 @@ from modeling_supclap.datasets_scripts.schema import (
     hash_rows,
     lacking_languages,
     require_captions,
-    validate_row,
     warn_of_shared_captions,
 )
 from modeling_supclap.languages import LANGUAGES

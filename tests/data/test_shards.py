@@ -1,9 +1,11 @@
 """Shards of a job: ranges that share all rows, one plan, and records."""
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from datasets import Dataset
 
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.shards import (
@@ -12,6 +14,7 @@ from modeling_supclap.datasets_scripts.shards import (
     is_complete,
     join_records,
     read_plan,
+    recording_states,
     split_ranges,
     start_plan,
     write_record,
@@ -94,3 +97,31 @@ def test_a_lock_waits_for_a_short_block(tmp_path):
             with pytest.raises(TimeoutError):
                 waiting.result(timeout=0.1)
         assert waiting.result()
+
+
+def test_a_repaired_recording_has_another_state(tmp_path):
+    rows = [{"audio_path": str(tmp_path / name)} for name in ("a", "b", "gone")] + [{"audio_path": None}]
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"1")
+    before = recording_states(rows), recording_states(rows, with_times=False)
+    assert before[0][2:] == ["", ""]
+    os.utime(tmp_path / "b", (1, 1))
+    assert [old == new for old, new in zip(before[0], recording_states(rows), strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert recording_states(rows, with_times=False) == before[1]
+    (tmp_path / "a").write_bytes(b"12")
+    assert recording_states(rows, with_times=False)[0] != before[1][0]
+
+
+@pytest.mark.parametrize("column", ["audio", "samples"])
+def test_stored_audio_has_its_length_as_state(column):
+    values = [b"123", b"1", b"12"]
+    stored = values if column == "samples" else [{"bytes": value, "path": None} for value in values]
+    rows = Dataset.from_dict({"audio_path": ["x"] * 3, column: stored})
+    states = recording_states(rows)
+    assert len(set(states)) == 3
+    assert recording_states(rows.select([2, 0])) == [states[2], states[0]]

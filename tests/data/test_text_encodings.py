@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from modeling_supclap.datasets_scripts.builders import text_encodings
+from modeling_supclap.datasets_scripts.builders.columns import warn_once
 from modeling_supclap.datasets_scripts.builders.text_encodings import decode_text
 from modeling_supclap.languages import LANGUAGES
 
@@ -24,7 +24,7 @@ TEXTS = {
 def test_a_text_is_read_in_the_encoding_of_its_language(language, caplog):
     encoding, text = TEXTS[language]
     content = text.encode(encoding)
-    text_encodings._warned.clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert decode_text(content, "a.csv", ["eng", language]) == text
     assert encoding in caplog.text

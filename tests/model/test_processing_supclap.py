@@ -2,6 +2,8 @@
 
 import copy
 import json
+import unicodedata
+from collections import Counter
 
 import builders
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoProcessor, AutoTokenizer, BertTokenizer, NllbTokenizer
 
-from modeling_supclap import CEDFeatureExtractor, MSCLAPFeatureExtractor, SupCLAPProcessor
+from modeling_supclap import CEDFeatureExtractor, MSCLAPFeatureExtractor, SupCLAPProcessor, processing_supclap
 from modeling_supclap.encoding import encode_text
 from modeling_supclap.waveform import resample
 
@@ -165,6 +167,26 @@ def test_long_captions_are_cut_and_keep_their_end(processor, sonar_processor):
     unlimited = BertTokenizer(vocab=processor.tokenizer.get_vocab())
     assert len(SupCLAPProcessor(CEDFeatureExtractor(), unlimited)(text=text)["input_ids"][0]) == 512
     assert len(sonar_processor(text=text, truncation=False)["input_ids"][0]) > 2000
+
+
+@pytest.mark.parametrize("padding", [True, "max_length"])
+def test_captions_that_are_cut_are_counted_once(processor, caplog, monkeypatch, padding):
+    monkeypatch.setattr(processing_supclap, "_cut_limits", set())
+    monkeypatch.setattr(processing_supclap, "_captions_before", Counter())
+    full = "dog " * 10  # with the tokens of the start and the end
+    for texts in ([full] * 3, ["a dog", full, "rain"], [full + "dog", "a dog", full + "a dog"], [full + "dog"]):
+        processor(text=texts, max_length=12, padding=padding)
+    processor(text=full + "dog", truncation=False)
+    assert ["2 of the first 9 captions are longer than 12 tokens" in text for text in caplog.messages] == [True]
+
+
+def test_composed_and_decomposed_letters_have_the_same_tokens():
+    processor = SupCLAPProcessor(CEDFeatureExtractor(), builders.gpt2_tokenizer())
+    processor.tokenizer.pad_token = processor.tokenizer.eos_token
+    texts = ["un pájaro", unicodedata.normalize("NFD", "un pájaro")]
+    first, second = processor.tokenizer(texts)["input_ids"]
+    assert first != second
+    assert processor(text=texts)["input_ids"] == [first, first]
 
 
 @pytest.mark.parametrize("kind", ["processor", "sonar_processor"])

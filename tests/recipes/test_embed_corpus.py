@@ -96,6 +96,26 @@ def test_chunks_are_those_of_encode_audio(folder, whole):
     assert rows.features["embedding"].length == model.config.projection_dim
 
 
+def test_a_channel_is_embedded(folder, tmp_path):
+    sounds, left, right = tmp_path / "sounds", sound(0, seconds=4.0), sound(5, seconds=4.0)
+    sounds.mkdir()
+    soundfile.write(sounds / "a.wav", np.stack([left, right], axis=1), 22_050, "FLOAT")
+    soundfile.write(tmp_path / "right.wav", right, 22_050, "FLOAT")
+    (tmp_path / "t.csv").write_text("path\nsounds/a.wav\n")
+    (sounds / "metadata.csv").write_text("file_name,caption\na.wav,a sound\n")
+    model = SupCLAPModel.from_pretrained(folder / "model")
+    expected = model.encode_audio(str(tmp_path / "right.wav"), chunk_seconds=1.5, return_chunks=True).embeds
+    options = ["--model", folder / "model", "--chunk_seconds", 1.5, "--device", "cpu", "--channel", 1]
+    dataset = ["--dataset", "audio_folder", "--data_dir", sounds, "--validation_fraction", 0, "--test_fraction", 0]
+    sources = {"folder": ["--folder", sounds], "table": ["--table", tmp_path / "t.csv"], "dataset": dataset}
+    for name, source in sources.items():
+        for number, more in enumerate([[], ["--pad_short_clips"]]):
+            output = tmp_path / f"{name}{number}"
+            run_recipe(embed_corpus, *options, *source, *more, "--output", output)
+            np.testing.assert_allclose(rows_of(output)["embedding"][:], expected, atol=1e-5)
+            assert json.loads((output / "manifest.json").read_text())["channel"] == 1
+
+
 def test_an_address_has_the_embeddings_of_its_folder(folder, whole, tmp_path):
     system = fsspec.filesystem("memory")
     system.put(str(folder / "sounds"), "/bucket/sounds", recursive=True)
@@ -181,17 +201,35 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
 
 
 @pytest.mark.parametrize("position", [200, -40])  # in the embeddings, and in the footer without a checksum
-def test_a_changed_bit_of_an_embedding_is_named(folder, whole, tmp_path, position):
+def test_a_file_with_a_changed_bit_is_named_and_embedded_again(folder, whole, tmp_path, capsys, position):
     output = tmp_path / "out"
     shutil.copytree(whole, output)
     path = next(output.glob("data/*.parquet"))
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
-    before = bytes_of(output)
-    with pytest.raises(ValueError, match=path.name):
-        run_recipe(embed_corpus, *words(folder, output))
-    assert bytes_of(output) == before
+    run_recipe(embed_corpus, *words(folder, output))
+    assert f"{path.name} is embedded again" in capsys.readouterr().out
+    assert bytes_of(output) == bytes_of(whole)
+
+
+def test_repaired_recordings_are_embedded_again(folder, tmp_path, capsys):
+    sounds, output = tmp_path / "sounds", tmp_path / "out"
+    shutil.copytree(folder / "sounds", sounds)
+    run_recipe(embed_corpus, *words(folder, output, "--folder", sounds))
+    before = {path.name: path.stat().st_mtime_ns for path in (output / "data").iterdir()}
+    repaired = sounds / "silent.wav"
+    size = repaired.stat().st_size
+    soundfile.write(repaired, sound(3, seconds=1.0), 22_050)  # of equal size
+    assert repaired.stat().st_size == size
+    capsys.readouterr()
+    run_recipe(embed_corpus, *words(folder, output, "--folder", sounds))
+    changed = {path.name for path in (output / "data").iterdir() if path.stat().st_mtime_ns != before[path.name]}
+    assert changed == {"embeddings-00003-of-00004.parquet"}
+    assert all(name in capsys.readouterr().out for name in changed)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert {bad["clip_id"] for bad in manifest["bad_audio"]} == BAD - {"silent.wav"}
+    assert "silent.wav" in rows_of(output)["clip_id"][:]
 
 
 def test_other_weights_of_the_same_name_are_refused(folder, tmp_path):

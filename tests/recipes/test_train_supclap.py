@@ -5,6 +5,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import builders
 import numpy as np
@@ -21,6 +22,7 @@ from huggingface_hub import ModelCard
 from matplotlib.image import imread
 from processes import Moment, run_killed, run_processes, run_python
 from recordings import esc50_folder, tone_rows
+from transformers import TrainerState
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
@@ -35,6 +37,7 @@ from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import DataArguments, ModelArguments
 from modeling_supclap.recipes.train_supclap import arguments_in_use, check_splits, require_usable_audio
+from modeling_supclap.training.callbacks import Averages, ThroughputCallback
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -206,6 +209,14 @@ def test_a_killed_and_resumed_run_has_the_same_losses(run, tmp_path):
     run_recipe(train_supclap, ROOT / SMOKE, "--output_dir", folder, "--resume_from_checkpoint", "last")
     assert len(losses(folder)) == 8
     assert losses(folder) == losses(run)
+
+
+def test_the_time_of_a_resumed_run_includes_the_time_before():
+    state, throughput = TrainerState(log_history=[{"process_seconds": 1e6}]), ThroughputCallback(Averages())
+    throughput.on_train_begin(None, state, None)
+    args = SimpleNamespace(metric_for_best_model="mean_recall", world_size=1)
+    trainer = SimpleNamespace(state=state, args=args, throughput=throughput)
+    assert train_supclap.describe_training(trainer, {}, 0.0)["process_seconds"] >= 1e6
 
 
 @pytest.mark.process

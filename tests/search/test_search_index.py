@@ -46,6 +46,24 @@ def test_only_new_or_changed_files_are_read_again(fake_model, folder):
     assert rows[0] == rows[1]
 
 
+def test_a_channel_is_indexed_and_kept(fake_model, tmp_path):
+    (tmp_path / "sounds").mkdir()
+    sides = np.stack([tone(PITCHES["low"], 12.0), tone(PITCHES["high"], 12.0)], axis=1)
+    soundfile.write(tmp_path / "sounds" / "a.wav", sides, RATE)
+    soundfile.write(tmp_path / "sounds" / "low.wav", sides[:, 0], RATE)
+    for channel, pitch in ((0, "low"), (1, "high")):
+        index = tmp_path / f"index{channel}"
+        model, options = load_embedding_model(fake_model), {"show_progress_bar": False}
+        report = build_index(model, tmp_path / "sounds", index, channel=channel, **options)
+        assert list(report.unreadable) == ([] if channel == 0 else ["low.wav"])  # which is mono
+        (hit, *_) = Searcher(index, fake_model).search(pitch, within="a.wav")
+        assert hit.score == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(ValueError, match=r"has channel '1', not 'None'"):
+        build_index(model, tmp_path / "sounds", tmp_path / "index1", **options)
+    report = build_index(model, tmp_path / "sounds", tmp_path / "index0", channel=0, **options)
+    assert report.unchanged == 2
+
+
 def everything(path):
     """Return each window of an index with its embedding, sorted."""
     rows = SoundIndex(path).windows.to_arrow().to_pylist()

@@ -1,0 +1,166 @@
+"""Columns of tables found by their names, and cells in the forms that users, pandas and spreadsheets write."""
+
+import json
+import math
+import unicodedata
+from datetime import timedelta
+
+import pytest
+
+from modeling_supclap.datasets_scripts.builders import columns
+from modeling_supclap.datasets_scripts.builders.columns import ColumnOptions, Columns, clean_text, read_seconds
+
+
+@pytest.fixture(autouse=True)
+def _forget_warnings():
+    columns.warn_once.cache_clear()
+
+
+def read(values, **options):
+    """Read one row of a table with these columns."""
+    return Columns(values, ColumnOptions(**options)).read(values, "a.csv, line 2")
+
+
+@pytest.mark.parametrize(
+    ("names", "captions"),
+    [
+        (["caption", "caption2", "caption 3", "Caption_4"], {"eng": ["0", "1", "2", "3"]}),
+        (["CAPTIONS"], {"eng": ["0"]}),
+        (["caption_DEU", "Caption_fra", "caption_zh-CN", "caption_pt"], {"deu": ["0"], "fra": ["1"], "zho": ["2"]}),
+        (["Caption (German)", "captionEng", "captions_ger"], {"deu": ["0", "2"], "eng": ["1"]}),
+        (["text", "Sentence"], {"eng": ["0"]}),
+        (["transcription", "caption"], {"eng": ["1"]}),
+        (["Annotation", "caption_fra"], {"eng": ["0"], "fra": ["1"]}),
+        (["text", "caption_eng"], {"eng": ["1"]}),
+    ],
+)
+def test_captions_are_found_by_usual_names(names, captions, caplog):
+    assert read({name: str(number) for number, name in enumerate(names)})["captions"] == captions
+    unused = [name for name in names if name == "caption_pt"]
+    assert [f"not used: {unused[0]!r}" in message for message in caplog.messages] == [True] * len(unused)
+
+
+def test_columns_that_are_named_win():
+    values = {
+        "caption": "a",
+        "text": "b",
+        "caption_fra": "c",
+        "title": "d",
+        "start": "1",
+        "end": "2",
+        "von": "3000 ms",
+    }
+    assert read(values, caption_column="title")["captions"] == {"eng": ["d"], "fra": ["c"]}
+    assert read(values, caption_columns={"deu": "text"})["captions"] == {"deu": ["b"]}
+    assert read(values, columns={"caption": "text", "source": "title"})["source"] == "d"
+    assert read(values, columns={"end_seconds": "end"})["start_seconds"] is None
+    assert read(values, columns={"start_seconds": ""})["end_seconds"] is None  # turned off
+    with pytest.raises(ValueError, match=r"'titel'.*'title'"):
+        read(values, caption_column="titel")
+    with pytest.raises(ValueError, match=r"\['begin'\].*start_seconds"):
+        read(values, columns={"begin": "start"})
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"Begin Time (s)": "1.5", "End Time (s)": "4"}, (1.5, 4)),
+        ({"Start (s)": "1,5", "End (s)": "4"}, (1.5, 4)),
+        ({"start_ms": 1500, "endMs": 4000}, (1.5, 4)),
+        ({"start_time": "0:01:30.5", "end_time": "2:00"}, (90.5, 120)),
+        ({"start": timedelta(seconds=1.5), "stop": timedelta(seconds=4)}, (1.5, 4)),
+        ({"offset": 1.5, "duration": 2.5}, (1.5, 4)),
+        ({"onset": 1.5, "offset": 4, "duration": 9}, (1.5, 4)),
+        ({"start": "", "duration_ms": 2500}, (None, 2.5)),
+        ({"start_sample": 24000, "end_sample": 64000, "sampling_rate": "16000"}, (1.5, 4)),
+        ({"tmin": 1.5, "tmax": "nan"}, (1.5, None)),
+        ({"Begin Time (s)": 101.5, "End Time (s)": 104, "File Offset (s)": 1.5}, (1.5, 4)),
+        ({"start_seconds": 1.5}, (1.5, None)),
+        ({"Begin Time (s)": 1.5, "Delta Time (s)": 2.5}, (1.5, 4)),
+        ({"t_start": 1.5, "t_end": 4}, (1.5, 4)),
+        ({"IN FILE": "a.wav", "OFFSET": 1.5, "DURATION": 2.5}, (1.5, 4)),
+    ],
+)
+def test_parts_have_many_names_and_units(values, part, caplog):
+    row = read({"caption": "a", **values})
+    assert (row["start_seconds"], row["end_seconds"]) == pytest.approx(part)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["start_time"],
+        ["Begin Clock Time", "Begin File", "length"],
+        ["onset"],
+        ["start_frame", "end_frame"],
+        ["end_ms"],
+        ["from", "to"],
+    ],
+)
+def test_times_that_are_not_used_are_named_once(names, caplog):
+    for _ in range(2):
+        row = read({"caption": "a", **dict.fromkeys(names, "1")})
+    assert row["start_seconds"] is row["end_seconds"] is None
+    (message,) = caplog.messages
+    assert all((repr(name) in message) == (name not in ("Begin File", "length")) for name in names)
+
+
+@pytest.mark.parametrize("cell", ["1,500", "-1", "soon", "1:75", "1:2:3:4", "inf", "1.000,5", "1:-2", "0x10"])
+def test_times_that_are_not_clear_are_refused(cell):
+    with pytest.raises(ValueError, match="start"):
+        read_seconds(cell, "start")
+    with pytest.raises(ValueError, match=r"a\.csv, line 2.*start"):
+        read({"caption": "a", "start": cell, "end": "9000"})
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "labels", "is_named"),
+    [
+        ("labels", "Speech,Music", ["Speech", "Music"], False),
+        ("Labels", "Dog; Bark |Cat", ["Dog", "Bark", "Cat"], False),
+        ("tags", "Child speech, kid speaking;Dog", ["Child speech, kid speaking", "Dog"], True),
+        ("label", "Dog;Bark", ["Dog;Bark"], True),
+        ("label", '["Dog", "Bark", null]', ["Dog", "Bark"], False),
+        ("labels", [7, None], ["7"], False),
+        ("label", 7, ["7"], False),
+        ("label", "007", ["007"], False),
+        ("tag", "", [], False),
+    ],
+)
+def test_labels_are_divided_at_separators(name, cell, labels, is_named, caplog):
+    assert read({"caption": "a", name: cell})["labels"] == labels
+    assert [repr(name) in message for message in caplog.messages] == [True] * is_named
+    assert read({"caption": "a", "kind": cell}, columns={"label": "kind"})["labels"] == (
+        labels if isinstance(cell, list) or cell == "" or "[" in str(cell) or len(labels) == 1 else [cell]
+    )
+
+
+def test_texts_have_one_form():
+    composed = "Löwe brüllt & faucht"
+    assert (
+        clean_text(" \ufeff" + unicodedata.normalize("NFD", "Löwe br&#252;llt &amp; faucht") + "\u200b ") == composed
+    )
+    assert clean_text("rain<br/>wind") == "rain wind"
+    assert clean_text("AT&T; R&D") == "AT&T; R&D"
+    for cell in (None, "", math.nan, "NaN", "None", "#N/A", "\u200b", "<NA>", "null"):
+        assert clean_text(cell) == ""
+    assert clean_text("none of them") == "none of them"
+
+
+def test_ids_stay_texts():
+    row = read({"caption": "a", "clip_id": "007", "source": "1e5", "licence": "CC0"})
+    assert (row["clip_id"], row["source"], row["license"]) == ("007", "1e5", "CC0")
+
+
+@pytest.mark.parametrize("cell", [4, [1], {"eng": 3}, [["a"]], {"xx": "a"}, '{"words": "a"}'])
+def test_a_cell_that_is_no_caption_is_named(cell):
+    with pytest.raises(ValueError, match=r"a\.csv, line 2, column 'caption'"):
+        read({"caption": cell})
+
+
+def test_captions_with_and_without_a_language_are_not_merged():
+    for values in ({"caption": "a", "caption_eng": "b"}, {"caption": "a", "captions": json.dumps({"en": ["b"]})}):
+        with pytest.raises(ValueError, match=r"'eng'.*--caption_language"):
+            read(values)
+        assert read(values, caption_language="deu")["captions"] == {"deu": ["a"], "eng": ["b"]}
