@@ -90,9 +90,14 @@ def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
 
     Its method `report` returns the excluded clips: `{"missing": [recording, ...], "left_out": {reason: [clip id]}}`.
     """
+    from datasets.exceptions import DatasetGenerationError
+
     _check_config(name, config)
     builder = find_builder(name)(cache_dir=cache_dir, **config)
-    builder.download_and_prepare()
+    try:
+        builder.download_and_prepare()
+    except DatasetGenerationError as error:  # which does not name the file
+        raise (error.__cause__ or error) from None
     return builder
 
 

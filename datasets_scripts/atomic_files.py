@@ -10,6 +10,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+ADVICE = "copy it again, or delete it and run its command again"
+"""What to do about a damaged file of this package."""
+
 
 class InUseError(RuntimeError):
     """Error if another process is writing to the same file or folder."""
@@ -19,7 +22,8 @@ class InUseError(RuntimeError):
 def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     """Write a file atomically: yield the path of a temporary file, and rename it to `path` at the end of the block.
 
-    If the block raises, `path` is unchanged and the temporary file, in the same folder, is deleted.
+    If the block raises, `path` is unchanged and the temporary file, in the same folder, is deleted. The temporary file
+    is created empty and exclusively, so that a link that another user has placed there is not followed.
 
     If only one process writes this file (`one_writer`), the next run overwrites the temporary file of a killed run.
     Otherwise the temporary name contains the process id, and the last process to finish wins.
@@ -33,6 +37,8 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     """
     target = Path(path)
     unfinished = target.with_name(f"{target.name}.tmp" if one_writer else f"{target.name}.{os.getpid()}.tmp")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(exist_ok=False)
     try:
         yield unfinished
         os.replace(unfinished, target)
@@ -49,6 +55,19 @@ def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
 def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
     """Write a JSON file atomically. `style` are arguments of `json.dumps`, by default indent=1, ensure_ascii=False."""
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file of this package; raise ValueError with its name if it is damaged."""
+    return parse_json(Path(path).read_bytes(), path)
+
+
+def parse_json(content: bytes, name: str | Path) -> Any:
+    """Parse the content of a JSON file of this package; raise ValueError with its `name` if it is damaged."""
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{name} is damaged: {error}; {ADVICE}") from error
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Bad clips are not replaced by other clips, because retrieval evaluation requires
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import signal
@@ -23,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .atomic_files import file_sha256, write_json
+from .atomic_files import file_sha256, read_json, write_json
 from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, measure_audio, naming, read_int16, segment_of
 
 ON_BAD_AUDIO = ("error", "skip", "report")
@@ -93,7 +92,7 @@ def find_bad_audio(
     """
     known: dict[str, str | None] = {}
     if memo is not None and Path(memo).is_file():
-        known = json.loads(Path(memo).read_text(encoding="utf-8"))
+        known = read_json(memo)
     seconds = _stored_seconds(rows)
     states = {row: _state(rows[row], min_seconds) for row in np.flatnonzero(np.isnan(seconds)).tolist()}
 

@@ -5,12 +5,12 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First letters of a cell that a spreadsheet runs as a formula."""
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+"""First letters of a cell that a spreadsheet runs as a formula, also in full width."""
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Format rows as CSV, with a heading. A text that a spreadsheet would run is quoted by an apostrophe.
+    """Format rows as CSV, with a heading and all digits. An apostrophe quotes a text that a spreadsheet would run.
 
     >>> print(to_csv([{"file": "=1+1", "score": -0.5}], ["file", "score"]), end="")
     "file","score"

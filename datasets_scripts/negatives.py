@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset, Features, List, Value
 
-from .atomic_files import atomic_write
+from .parquet_files import parquet_writer, read_parquet
 
 SCHEMA = pa.schema(
     [("clip_id", pa.string()), ("language", pa.string()), ("text", pa.string()), ("similarity", pa.float32())]
@@ -20,8 +19,8 @@ SCHEMA = pa.schema(
 
 def write_negatives(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write a table of negatives as a Parquet file, atomically."""
-    with atomic_write(Path(path)) as unfinished:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), unfinished)
+    with parquet_writer(path, SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA))
 
 
 def add_negatives(rows: Dataset, path: str | Path) -> Dataset:
@@ -33,7 +32,7 @@ def add_negatives(rows: Dataset, path: str | Path) -> Dataset:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; write it with `supclap mine`")
-    table = pq.read_table(path)
+    table = read_parquet(path)
     if missing := set(SCHEMA.names) - set(table.column_names):
         raise ValueError(f"{path} lacks the columns {sorted(missing)}; write it with `supclap mine`")
 

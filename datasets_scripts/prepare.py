@@ -38,7 +38,7 @@ from datasets.utils.py_utils import convert_file_size_to_int
 from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
-from modeling_supclap.datasets_scripts.atomic_files import folder_lock, write_json
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock, read_json, write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, segment_of
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
@@ -382,7 +382,7 @@ def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
 
 def _read_record(path: Path) -> dict[str, Any]:
     """Read the record of a finished file (see `ShardWriter.write`)."""
-    return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    return read_json(path.with_suffix(".json"))
 
 
 def _read_notes(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,6 @@
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from typing import Any, NamedTuple
 import datasets
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 from datasets.builder import Key
 
 from modeling_supclap.hub_ids import is_hub_id
 
+from .atomic_files import ADVICE, parse_json, read_json
+from .parquet_files import open_parquet
 from .remote_files import read_file
 
 MANIFEST = "manifest.json"
@@ -120,15 +120,13 @@ class PreparedSet:
 
         self.audio_dir = audio_dir
         self.digest = hashlib.sha256(content).hexdigest()
-        try:
-            self.manifest = json.loads(content)
-        except ValueError as error:
-            raise ValueError(
-                f"{MANIFEST} of {data_dir} is damaged ({error}); copy or prepare the set again"
-            ) from error
-        version = self.manifest["format"]
+        self.manifest = parse_json(content, f"{MANIFEST} of {data_dir}")
+        version = self.manifest.get("format")
         if version != FORMAT:
             raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")
+        required = {"splits", "storage", "features", "dataset", "missing", "left_out", "bad_audio"}
+        if missing := required - self.manifest.keys():
+            raise ValueError(f"{MANIFEST} of {data_dir} lacks {sorted(missing)}; {ADVICE}")
 
     def shard_paths(self, split: str) -> list[str]:
         """Return the shard paths or addresses of a split; raise FileNotFoundError if a local shard is missing."""
@@ -150,7 +148,7 @@ class PreparedSet:
         folders = [self.audio_dir] if self.audio_dir else []
         note = Path(self.base, ROOT_NOTE)
         if not folders and note.is_file():
-            root = json.loads(note.read_text(encoding="utf-8"))
+            root = read_json(note)
             folders = [os.path.normpath(os.path.join(self.base, root["relative"] or ".")), root["absolute"] or ""]
 
         example = self.manifest["audio_example"]
@@ -233,10 +231,10 @@ class Prepared(datasets.ArrowBasedBuilder):
             if actual != size:
                 raise ValueError(f"{path} has {actual} bytes, but {size} in the manifest; copy the set again")
 
-            shard = pyarrow.parquet.ParquetFile(path)
-            for group in range(shard.num_row_groups):
-                table = with_absolute_paths(shard.read_row_group(group), root)
-                yield Key(number, group), table.cast(self.info.features.arrow_schema)
+            with open_parquet(path) as shard:
+                for group in range(shard.num_row_groups):
+                    table = with_absolute_paths(shard.read_row_group(group), root)
+                    yield Key(number, group), table.cast(self.info.features.arrow_schema)
 
 
 def with_absolute_paths(table: pyarrow.Table, root: str | None) -> pyarrow.Table:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from urllib.parse import unquote
 
 import fsspec
 
-from .atomic_files import atomic_write, write_json
+from .atomic_files import atomic_write, read_json, write_json
 from .public_names import public_name
 
 ATTEMPTS = 4
@@ -26,6 +24,10 @@ WAIT_SECONDS = 1.0
 
 STALL_SECONDS = 60.0
 """Seconds without data until an HTTP connection times out. Other file systems have their own timeouts."""
+
+UNPACKED_BYTES = 2**27
+UNPACKED_RATIO = 50
+"""An archive may unpack to this many times its size, or to `UNPACKED_BYTES` if that is more. Audio has 1 to 5."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -121,7 +123,7 @@ def local_folder(address: str | Path) -> Path:
 
     def download(system: Any, path: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        before: dict[str, str] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+        before: dict[str, str] = read_json(record) if record.is_file() else {}
         versions: dict[str, str] = {}
         try:
             for relative, name in find_files(system, path).items():
@@ -155,7 +157,8 @@ def unpacked_name(name: str) -> str:
 def unpacked_tar(address: str) -> str:
     """Unpack a `.tar.gz` or `.tgz` file into the cache of `datasets`, and return the path of the `.tar` file.
 
-    Compressed files can only be read from their beginning. A later call unpacks the file only if it has changed.
+    Compressed files can only be read from their beginning. A later call unpacks the file only if it has changed. An
+    archive of more than `UNPACKED_RATIO` times its size is refused, and its unpacked part deleted.
     """
     import datasets
 
@@ -172,7 +175,12 @@ def unpacked_tar(address: str) -> str:
                 atomic_write(target) as unfinished,
                 unfinished.open("wb") as output,
             ):
-                shutil.copyfileobj(content, output, 2**20)
+                limit = max(UNPACKED_BYTES, UNPACKED_RATIO * system.size(path))
+                while block := content.read(2**20):
+                    if output.tell() > limit:
+                        advice = "unpack it yourself if you trust it, and pass the .tar file"
+                        raise ValueError(f"it unpacks to more than {limit} bytes; {advice}")
+                    output.write(block)
         return str(target)
 
     return use_files(address, unpack)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,12 +12,12 @@ from typing import Any, NamedTuple
 
 import datasets
 import pyarrow
-import pyarrow.parquet
 import soundfile
 
-from .atomic_files import file_sha256, write_json
+from .atomic_files import file_sha256, read_json, write_json
 from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, naming, segment_of
 from .bad_audio import check_recording, map_in_order, measure_content, read_recording, source_of
+from .parquet_files import parquet_writer
 from .prepared import STORAGES
 from .schema import AUDIO_COLUMNS, CHANNEL, SEGMENT_COLUMNS
 
@@ -121,7 +120,7 @@ class ShardWriter:
         self.schema, self.shard_bytes = types.arrow_schema, shard_bytes
         self.records: list[dict[str, Any]] = []
         while (path := self._record_path()).is_file():
-            self.records.append(json.loads(path.read_text(encoding="utf-8")))
+            self.records.append(read_json(path))
 
     @property
     def next_row(self) -> int:
@@ -145,7 +144,6 @@ class ShardWriter:
         The first entry that exceeds the size limit is put in `pending`, for the next shard.
         """
         path = self._record_path().with_suffix(".parquet")
-        unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
         group: list[dict[str, Any]] = []
         groups: list[int] = []
@@ -155,7 +153,7 @@ class ShardWriter:
         # No compression, because the audio is already compressed or faster to read without it, and the text is small.
         # Without compression the bytes of a shard depend only on the rows.
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-        with pyarrow.parquet.ParquetWriter(unfinished, self.schema, version="2.6", **options) as parquet:
+        with parquet_writer(path, self.schema, one_writer=True, version="2.6", **options) as parquet:
 
             def flush() -> None:
                 if group:
@@ -184,7 +182,6 @@ class ShardWriter:
 
         if entry is not None:
             pending.append(entry)
-        os.replace(unfinished, path)
         record = {
             "file": path.name,
             "rows": sum(groups),

@@ -5,7 +5,6 @@ shards/00017-of-00100.json    record of a complete shard
 shards/00017-of-00100.lock    while a process writes this shard
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from .atomic_files import folder_lock, write_json
+from .atomic_files import folder_lock, read_json, write_json
 from .schema import without_audio
 
 PLAN = "plan.json"
@@ -103,7 +102,7 @@ def recording_states(rows: Any, with_times: bool = True) -> list[str]:
 def read_plan(folder: Path) -> dict[str, Any] | None:
     """Read the plan of a job; return None if the folder has none."""
     path = folder / PLAN
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json(path) if path.is_file() else None
 
 
 def changed_settings(stored: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
@@ -144,7 +143,6 @@ def join_records(folder: Path, count: int) -> dict[str, Any]:
         raise ValueError(f"{folder} lacks {len(missing)} of {count} shards: {named}; run them, then finish")
     joined: dict[str, Any] = {}
     for shard in shards:
-        text = shard.record(folder).read_text(encoding="utf-8")
-        for name, value in json.loads(text).items():
+        for name, value in read_json(shard.record(folder)).items():
             joined[name] = joined[name] + value if name in joined else value
     return joined

@@ -28,7 +28,9 @@ from .builders import hf
 from .builders.columns import ColumnOptions, Columns
 from .builders.metadata import code_fingerprint
 from .builders.text_encodings import decode_text
+from .parquet_files import open_parquet
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
+from .public_names import public_name
 from .remote_files import read_file, unpacked_name, unpacked_tar, use_files
 from .schema import SEGMENT_COLUMNS, SPLIT_NAMES, features
 from .stream import ROWS_OF_A_GROUP, SHUFFLE_SHARDS, Row, RowGroup, RowStream
@@ -127,9 +129,9 @@ def _index(paths: Sequence[str], split: str, read: Any, types: datasets.Features
 
 def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.Table:
     def read(file: Any) -> pyarrow.Table:
-        # Without threads: a thread of pyarrow that frees bytes of a Python file while Python exits aborts the process.
-        parquet = pyarrow.parquet.ParquetFile(file, pre_buffer=False)
-        return parquet.read_row_group(number, columns=list(columns), use_threads=False)
+        with open_parquet(file, public_name(path)) as parquet:
+            # Without threads: one that frees bytes of a Python file while Python exits aborts the process.
+            return parquet.read_row_group(number, columns=list(columns), use_threads=False)
 
     return read_file(path, read)
 

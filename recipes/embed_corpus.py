@@ -27,7 +27,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from modeling_supclap.datasets_scripts.atomic_files import atomic_write, folder_lock, write_json
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock, read_json, write_json
 from modeling_supclap.datasets_scripts.shards import (
     Shard,
     join_records,
@@ -289,14 +289,18 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
     shard, total = Shard.parse(args.shard), len(corpus.clips)
     rows, size = shard.rows(total), choose_clips_per_file(args, total, state.num_processes)
     starts = range(rows.start, rows.stop, size)
+    manifest = Path(args.output, "manifest.json")
+    files = read_json(manifest)["files"] if manifest.is_file() else []
+    hashes = {Path(file["file"]).name: file["sha256"] for file in files}
     paths, missing = [], {}
     for number, start in enumerate(starts):
         name = f"{number:05d}-of-{len(starts):05d}" if shard.count == 1 else f"{shard.name}-{number:05d}"
-        paths.append(Path(args.output, "data", f"embeddings-{name}.parquet"))
+        path = Path(args.output, "data", f"embeddings-{name}.parquet")
+        paths.append(path)
         part = slice(start, min(start + size, rows.stop))
         is_own = number % state.num_processes == state.process_index
-        if is_own and not (paths[-1].is_file() and is_current(paths[-1], corpus.clips[part])):
-            missing[paths[-1]] = part
+        if is_own and not (path.is_file() and is_current(path, corpus.clips[part], hashes.get(path.name))):
+            missing[path] = part
 
     dim = model.encode_text(["sound"], "eng", 1).shape[1]
     count = sum(part.stop - part.start for part in missing.values())
@@ -322,14 +326,29 @@ def hash_states(clips: Sequence[Clip]) -> bytes:
     return hashlib.sha256(str([clip.state for clip in clips]).encode()).hexdigest().encode()
 
 
-def is_current(path: Path, clips: Sequence[Clip]) -> bool:
-    """Return whether a file has the embeddings of these recordings, as they are now."""
-    import pyarrow.parquet as pq
+def is_current(path: Path, clips: Sequence[Clip], sha256: str | None) -> bool:
+    """Return whether a file is whole, and has the embeddings of these recordings, as they are now.
 
-    if pq.read_metadata(path).metadata.get(b"recordings") in (None, hash_states(clips)):  # None: of version 0.2
-        return True
-    say(f"recordings of {path.name} have changed since it was written; it is embedded again")
-    return False
+    `sha256` is the hash in the manifest, or None without a manifest.
+    """
+    from modeling_supclap.datasets_scripts.atomic_files import file_sha256
+    from modeling_supclap.datasets_scripts.parquet_files import open_parquet
+
+    reason = ""
+    try:
+        with open_parquet(path) as parquet:
+            for group in range(parquet.num_row_groups):
+                parquet.read_row_group(group)  # compares the checksums
+            states = (parquet.metadata.metadata or {}).get(b"recordings")
+        if states not in (None, hash_states(clips)):  # None: of version 0.2
+            reason = "its recordings have changed"
+        elif sha256 not in (None, file_sha256(path)):
+            reason = "its SHA-256 is not that in manifest.json"
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        say(f"{path.name} is embedded again: {reason}")
+    return not reason
 
 
 def write_file(
@@ -342,9 +361,8 @@ def write_file(
     width: int | None = None,
 ) -> None:
     """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
-    import pyarrow.parquet as pq
-
     from modeling_supclap.datasets_scripts.audio import MissingDecoderError
+    from modeling_supclap.datasets_scripts.parquet_files import parquet_writer
     from modeling_supclap.datasets_scripts.public_names import public_name
     from modeling_supclap.evaluation.windows import window_table
 
@@ -361,20 +379,20 @@ def write_file(
     names = {"clip_id": [clip.clip_id for clip in clips], "split": [clip.split for clip in clips]}
     table = window_table(embedded, dim, "embedding", dtype, width, **names)
     table = table.replace_schema_metadata({"bad_audio": json.dumps(bad), "recordings": hash_states(clips)})
-    with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
+    with parquet_writer(path, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)
 
 
 def describe_files(paths: Sequence[Path]) -> dict[str, Any]:
     """Return the number of chunks, the files with their SHA-256, and the unusable recordings."""
-    import pyarrow.parquet as pq
-
     from modeling_supclap.datasets_scripts.atomic_files import file_sha256
+    from modeling_supclap.datasets_scripts.parquet_files import open_parquet
 
     files, bad, chunks = [], [], 0
     for path in paths:
-        metadata = pq.read_metadata(path)
+        with open_parquet(path) as parquet:
+            metadata = parquet.metadata
         chunks += metadata.num_rows
         bad += json.loads(metadata.metadata[b"bad_audio"])
         files.append({"file": f"data/{path.name}", "rows": metadata.num_rows, "sha256": file_sha256(path)})
@@ -389,7 +407,7 @@ def finish(output: Path) -> None:
     if plan["shards"] > 1:
         described = join_records(output, plan["shards"])
     elif manifest_path.is_file():  # the output of one process, or of the only shard
-        described = json.loads(manifest_path.read_text(encoding="utf-8"))
+        described = read_json(manifest_path)
     else:
         raise ValueError(f"{output} is not divided into shards; run its command again, without --finish")
 
@@ -407,7 +425,7 @@ def write_manifest(output: Path, plan: Mapping[str, Any], described: Mapping[str
     from modeling_supclap.datasets_scripts.manifest import installed_versions
 
     path, content = output / "manifest.json", {**plan, **described}
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stored = read_json(path) if path.is_file() else {}
     content["versions"] = stored.get("versions")
     if content != stored:
         packages = ["supclap", "torch", "transformers", "torchaudio", "soundfile"]

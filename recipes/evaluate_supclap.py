@@ -254,8 +254,8 @@ def evaluate(
     results.content["data"] = record
     results.content["left_out"] = {args.split: results.protocol["missing_clips"]}
 
-    path = results.save(folder)
     report = write_report(results, folder / "report.html", rows)
+    path = results.save(folder)  # last, because it marks the evaluation as finished
     run = results.content["run"]
     cached = "" if cache.folder is None else f", {run['cache']['read']} read from {cache.folder}"
     print(results.table())

@@ -28,13 +28,13 @@ from modeling_supclap.recipes.command import run_command
 from modeling_supclap.recipes.options import LastPartArguments, PostTrainingArguments
 from modeling_supclap.recipes.train_supclap import (
     choose_parameters,
+    finish_run,
     load_start,
     merge_adapters,
     only_run,
     record_splits,
     report_temperature,
     train,
-    write_final_card,
 )
 from modeling_supclap.training.options import AllStagesOptions, refuse
 
@@ -351,6 +351,7 @@ def save_model(
     from modeling_supclap.conversion import clap_from_supclap, find_kind
 
     output = Path(args.output_dir or ".")
+    (output / "results.json").unlink(missing_ok=True)  # of earlier weights
     merge_adapters(part_args, model, output).save_pretrained(output)
     processor.save_pretrained(output)
     if find_kind(start) == "clap":
@@ -379,9 +380,8 @@ def write_run(
 
     output = Path(trainer.args.output_dir or ".")
     save_trained_sources(train_rows, output, start)
-    results.save(output)
     write_report(results, output / "report.html")
-    write_final_card(trainer, start)
+    finish_run(trainer, {"": results}, start)
     print(results.table())
     print(f"model, results.json and report.html are in {output} ({time.perf_counter() - started:.0f} s in total)")
     for folder in sorted(output.glob("stage_*")):

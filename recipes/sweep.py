@@ -49,14 +49,12 @@ class Recipe(NamedTuple):
         options: Dataclasses of the options. The first one describes the data.
         check: Function of the splits and the parsed options, which raises as the recipe itself. It returns the rows to
             train on or to evaluate.
-        last_file: File that is written last. A run with this file and loadable results is finished.
         load: Function of the first parsed options that returns the splits, `{name: rows}`.
     """
 
     run: Callable[..., Any]
     options: tuple[Any, ...]
     check: Callable[..., Any]
-    last_file: str
     load: Callable[[Any], dict[str, Any]] = lambda data: data.load_splits()
 
     def parse(self, settings: Mapping[str, Any], *words: str) -> tuple[Any, ...]:
@@ -65,13 +63,12 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "train": Recipe(train_supclap.run, train_supclap.OPTIONS, train_supclap.check, "README.md"),
-    "posttrain": Recipe(posttrain_teminal.run, posttrain_teminal.OPTIONS, posttrain_teminal.check, "README.md"),
+    "train": Recipe(train_supclap.run, train_supclap.OPTIONS, train_supclap.check),
+    "posttrain": Recipe(posttrain_teminal.run, posttrain_teminal.OPTIONS, posttrain_teminal.check),
     "evaluate": Recipe(
         evaluate_supclap.run,
         (EvaluationArguments,),
         evaluate_supclap.check,
-        "report.html",
         load=lambda args: {args.split: evaluate_supclap.load_rows(args)[0]},
     ),
 }
@@ -96,11 +93,11 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether the folder contains the last file of the recipe, and results that can be loaded."""
+        """Whether the folder contains results that can be loaded. Each recipe writes `results.json` last."""
         from modeling_supclap.evaluation.results import Results
 
         with suppress(OSError, ValueError):
-            return Path(self.folder, RECIPES[self.recipe].last_file).is_file() and bool(Results.load(self.folder))
+            return bool(Results.load(self.folder))
         return False
 
     @property

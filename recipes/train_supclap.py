@@ -525,13 +525,20 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
         raise StoppedError(advice)
 
 
-def write_final_card(trainer: Trainer, start: str | None) -> None:
-    """Write the model card of a finished run that started from the model `start`.
+def finish_run(trainer: Trainer, all_results: Mapping[str, evaluation.Results], start: str | None) -> None:
+    """Write the model card of a run that started from the model `start`, and its results, `{subfolder: results}`.
 
-    With `push_to_hub`, upload the output folder again, because the Trainer uploads it before it contains the results.
+    `results.json` of the output folder is written last, because it marks the run as finished. With `push_to_hub`,
+    upload the output folder again, because the Trainer uploads it before it contains the results.
     """
-    args = trainer.args
-    trainer.create_model_card(finetuned_from=start)
+    from modeling_supclap.datasets_scripts.public_names import redact
+    from modeling_supclap.model_card import write_card_of_run
+
+    args, names = trainer.args, sorted(all_results)  # the whole split, "", is the first
+    contents = [redact(all_results[name].content) for name in names]  # as in results.json
+    write_card_of_run(trainer, results=contents, base_model=start)
+    for name in reversed(names):
+        all_results[name].save(Path(args.output_dir or ".", name))
     if args.push_to_hub:
         from huggingface_hub import upload_folder
 
@@ -621,6 +628,7 @@ def save_trained(trainer: SupCLAPTrainer, part_args: TrainedPartArguments) -> No
     from modeling_supclap import SupCLAPModel
 
     args = trainer.args
+    Path(args.output_dir or ".", "results.json").unlink(missing_ok=True)  # of earlier weights
     if not trainer.is_fsdp_enabled:
         merge_adapters(part_args, trainer.clap, args.output_dir)
     trainer.save_model()  # of a sharded model, after merging the adapters into the gathered weights
@@ -707,8 +715,8 @@ def write_run(
 
     for name in sorted(all_results, key=lambda name: name == ""):  # the whole split is the last
         results, title = all_results[name], f"test split of {name}" if name else "test split"
-        results.save(output / name)
         if data.test is not None:
+            (output / name).mkdir(exist_ok=True)
             write_report(results, output / name / "report.html", data.test.rows)
             print(f"\n{title}, {results.protocol['clips']} clips, shares in percent:\n{results.table()}")
     if "selected_on" in all_results[""].protocol:
@@ -722,7 +730,7 @@ def write_run(
     if not logs.keys().isdisjoint(("loss", "eval_mean_recall")):  # a run may end before its first log
         plot_training_curves(history, output / "training_curves.png", trainer.args.eval_languages[0])
         files = "model, results.json and training_curves.png"
-    write_final_card(trainer, model_args.model)
+    finish_run(trainer, all_results, model_args.model)
     print(f"{files} are in {output} ({time.perf_counter() - started:.0f} s in total)")
     if kept := put_away(output, trainer.args.save_total_limit, trainer.state.best_model_checkpoint):
         print(kept)

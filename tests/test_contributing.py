@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names existing files, and each entry of a table is present in all places that it lists."""
+"""CONTRIBUTING.md and SECURITY.md name existing files. Each entry of a table is in all places that the first one lists."""
 
 import importlib
 import re
@@ -35,10 +35,11 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w/]+/[\w/.]*)`", CONTRIBUTING))))
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w/]+/[\w/.]*)`", CONTRIBUTING + SECURITY))))
 def test_the_files_to_change_exist(path):
     assert (ROOT / path).exists()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic_files import atomic_write
+from ..atomic_files import ADVICE, atomic_write
 from ..schema import FILE_SOURCE, without_audio
 
 FILE_NAME = "trained_sources.npy"
@@ -27,7 +27,12 @@ def save_trained_sources(rows: Any, folder: str | Path, *starts: str | Path | No
 def load_trained_sources(folder: str | Path | None) -> np.ndarray:
     """Load the hashes of the training sources of a model, uint64; return an empty array if there is no such file."""
     path = Path(folder or "", FILE_NAME)
-    return np.load(path) if folder is not None and path.is_file() else np.empty(0, np.uint64)
+    if folder is None or not path.is_file():
+        return np.empty(0, np.uint64)
+    try:
+        return np.load(path)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is damaged: {error}; {ADVICE}") from error
 
 
 def exclude_trained_sources(rows: Any, model: str) -> tuple[Any, int]:

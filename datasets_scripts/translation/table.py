@@ -12,12 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from modeling_supclap.languages import LANGUAGES
 
-from ..atomic_files import atomic_write
 from ..builders.recordings import listing
+from ..parquet_files import parquet_writer, read_parquet
 
 SCHEMA = pa.schema(
     {
@@ -79,19 +78,14 @@ def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> 
     _check(table, str(target))
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(target, one_writer=True) as unfinished:
-        pq.write_table(table.sort_by([(name, "ascending") for name in KEY]), unfinished)
+    with parquet_writer(target, SCHEMA, one_writer=True) as writer:
+        writer.write_table(table.sort_by([(name, "ascending") for name in KEY]))
 
 
 def _read_file(path: Path) -> pa.Table:
     if not path.is_file():
         raise FileNotFoundError(f"translations file {path} does not exist")
-    try:
-        table = pq.read_table(path)
-        table.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file of text: {error}") from error
-
+    table = read_parquet(path)
     missing = sorted({*KEY, "text"} - set(table.column_names))
     if missing:
         raise ValueError(f"{path} lacks the columns {missing}; it has {sorted(table.column_names)}")

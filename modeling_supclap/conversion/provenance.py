@@ -6,7 +6,6 @@ no such file, the origin of a tower is the Hub id or folder in its configuration
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
-from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.atomic_files import read_json, write_json
 from modeling_supclap.datasets_scripts.public_names import public_name
 
 from ..hub_ids import is_hub_id
@@ -85,7 +84,7 @@ def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
 
-    entries = json.loads(path.read_text(encoding="utf-8"))
+    entries = read_json(path)
     is_list = isinstance(entries, list)
     if not is_list or not all(isinstance(entry, dict) and {"part", "source"} <= entry.keys() for entry in entries):
         raise ValueError(f"{path} must be a list of mappings with the keys part and source")

@@ -6,8 +6,6 @@ A score is a record (a dict) with "score" (its path, such as "retrieval eng t2a 
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
+from modeling_supclap.datasets_scripts.csv_text import to_csv
 from modeling_supclap.datasets_scripts.public_names import inline_markdown
 from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.metrics.names import DIRECTIONS, NUMBER, MetricName, get_metric
@@ -23,8 +22,6 @@ Record = Mapping[str, Any]
 
 _LATEX = str.maketrans({letter: f"\\{letter}" for letter in "&%$#_{}"})
 _LATEX |= str.maketrans({"\\": r"\textbackslash ", "~": r"\textasciitilde ", "^": r"\textasciicircum "})
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First letters of a cell that a spreadsheet runs as a formula."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Table:
             cells = line if self.is_markdown else map(inline_markdown, line)
             written.append(f"| {' | '.join(cells)} |")
         written.insert(1, f"|{'---|' * len(self.lines[0])}")
-        title = f"### {self.title}" if self.title else ""
+        title = f"### {inline_markdown(self.title)}" if self.title else ""
         return "\n\n".join(filter(None, [title, "\n".join(written), self.caption]))
 
     def to_latex(self) -> str:
@@ -74,7 +71,7 @@ class Table:
         tabular = "\n".join([*rules, r"\end{tabular}"])
         # wide tables become smaller
         width = r"\ifdim\width>\textwidth\textwidth\else\width\fi"
-        head = f"% {self.title}\n" if self.title else ""
+        head = f"% {' '.join(self.title.split())}\n" if self.title else ""
         return f"{head}\\resizebox{{{width}}}{{!}}{{%\n{tabular}}}\n"
 
 
@@ -99,23 +96,6 @@ def to_html(title: str, tables: Sequence[Table], claim: str = "", figure: str | 
     return template.render(title=title, tables=tables, claim=claim, figure=figure)
 
 
-def to_csv(records: Sequence[Record]) -> str:
-    """Format records with equal keys as CSV, with all digits. Texts that a spreadsheet would run are quoted.
-
-    >>> to_csv([{"model": "=1+1", "value": -0.5, "std": None}]).splitlines()
-    ['model,value,std', "'=1+1,-0.5,"]
-    """
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(records[0])
-    for record in records:
-        writer.writerow(
-            f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
-            for value in record.values()
-        )
-    return written.getvalue()
-
-
 def write_tables(stem: Path, title: str, tables: Sequence[Table], records: Sequence[Record], caption: str = "") -> str:
     """Write tables as `.md`, `.html` and `.tex`, and their records as `.csv`. Return the Markdown.
 
@@ -125,7 +105,7 @@ def write_tables(stem: Path, title: str, tables: Sequence[Table], records: Seque
     tables = [*tables[:-1], replace(tables[-1], caption=caption)]
     markdown = "\n\n".join(table.to_markdown() for table in tables) + "\n"
     packages = "% needs \\usepackage{booktabs, graphicx}\n"
-    write_text(stem.with_suffix(".csv"), to_csv(records))
+    write_text(stem.with_suffix(".csv"), to_csv(records, list(records[0])))
     write_text(stem.with_suffix(".md"), markdown)
     write_text(stem.with_suffix(".html"), to_html(title, tables))
     write_text(stem.with_suffix(".tex"), packages + "\n\n".join(table.to_latex() for table in tables))

@@ -102,15 +102,18 @@ def is_untouched(text: str) -> bool:
     return last == _MARK.format(_digest(body.rstrip()))
 
 
-def write_card_of_run(trainer: Any, overwrite: bool = False, **overrides: Any) -> bool:
+def write_card_of_run(
+    trainer: Any, overwrite: bool = False, results: Sequence[Mapping[str, Any]] | None = None, **overrides: Any
+) -> bool:
     """Write the model card and `provenance.json` to a trainer's output folder. Return whether the card was written.
 
-    Scores are read from `results.json` in the output folder and its direct subfolders. An edited card is overwritten
-    only with `overwrite`. `overrides` are fields of `CardFacts` to replace. If a value is None, it is not replaced.
+    Scores are those in `results`, or in each `results.json` of the output folder and its direct subfolders. An edited
+    card is overwritten only with `overwrite`. `overrides` are fields of `CardFacts` to replace; those that are None are
+    not replaced.
     """
     folder = Path(trainer.args.output_dir or ".")
     folder.mkdir(parents=True, exist_ok=True)
-    facts = facts_of_run(trainer)
+    facts = facts_of_run(trainer, results)
     for name, value in overrides.items():
         if value is not None:
             setattr(facts, name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from modeling_supclap.datasets_scripts.atomic_files import read_json
 from modeling_supclap.datasets_scripts.public_names import is_secret, redact
 
 from ..evaluation.results import SCHEMA, package_versions
@@ -55,10 +55,10 @@ class CardFacts:
     threads: int = 0  # CPU threads of a training process; 0 if unknown
 
 
-def facts_of_run(trainer: Any) -> CardFacts:
-    """Collect the model card information from a `SupCLAPTrainer`, and the results in its output folder."""
+def facts_of_run(trainer: Any, results: Sequence[Mapping[str, Any]] | None = None) -> CardFacts:
+    """Collect the model card information from a `SupCLAPTrainer`, and its results: by default those in its folder."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
-    results = read_results(folder)
+    results = read_results(folder) if results is None else results
     of_run = results[0] if results and "training" in results[0] else {}
     recorded = of_run.get("training", {}).get("arguments", {})
 
@@ -92,7 +92,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     paths = [*folder.glob("results.json"), *sorted(folder.glob("*/results.json"))]
     results = []
     for path in paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
             results.append(content)
     return results

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from huggingface_hub.constants import HF_HOME
+
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write
 
 from ..audio_input import Recording
 
@@ -55,11 +56,12 @@ def playable_file(path: Path, folder: Path) -> Path:
     copy = folder / f"{name}.wav"
     if not copy.is_file():
         prune(folder)
-        written = copy.with_suffix(f".{os.getpid()}.part")
-        with soundfile.SoundFile(written, "w", info.samplerate, info.channels, "PCM_16", format="WAV") as target:
+        with (
+            atomic_write(copy) as written,
+            soundfile.SoundFile(written, "w", info.samplerate, info.channels, "PCM_16", format="WAV") as target,
+        ):
             for block in soundfile.blocks(path, _BLOCK_FRAMES):
                 target.write(block)
-        os.replace(written, copy)
     return copy
 
 

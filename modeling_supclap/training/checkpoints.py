@@ -94,6 +94,7 @@ def put_away(folder: str | Path, limit: int | None = None, best: str | None = No
     for path in frozen:
         if not (away / path.name).exists():
             with atomic_write(away / path.name) as copy:
+                copy.unlink()  # a link is created exclusively, too
                 try:
                     os.link(path, copy)
                 except OSError:  # a file system without links

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,26 @@ def test_processes_do_not_share_the_unfinished_file_but_a_run_and_its_next_do(tm
 
     assert names(one_writer=False) == ["a.1.tmp", "a.2.tmp"]
     assert names(one_writer=True) == ["a.tmp", "a.tmp"]
+
+
+@pytest.mark.parametrize("one_writer", [False, True])
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path, one_writer):
+    other = tmp_path / "other.txt"
+    other.write_text("theirs")
+    name = "a.txt.tmp" if one_writer else f"a.txt.{os.getpid()}.tmp"
+    (tmp_path / name).symlink_to(other)
+    write_text(tmp_path / "a.txt", "mine", one_writer)
+    assert (other.read_text(), (tmp_path / "a.txt").read_text()) == ("theirs", "mine")
+    assert not (tmp_path / "a.txt").is_symlink()
+
+
+def test_a_temporary_file_that_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.tmp").touch()
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, missing_ok: None
+    )  # the file of another user in a folder like /tmp
+    with pytest.raises(FileExistsError):
+        write_text(tmp_path / "a.txt", "mine", one_writer=True)
 
 
 def test_text_and_json_to_the_byte(tmp_path):

@@ -545,6 +545,8 @@ def test_a_bad_table_is_refused(folder, load, lines, message):
         ({"columns": {"text": "caption"}}, r"\['text'\]"),
         ({"columns": "text"}, "columns.*'text'"),
         ({"test_fraction": 1.5}, r"test_fraction.*1\.5"),
+        ({"test_fraction": -0.1}, r"test_fraction.*-0\.1"),
+        ({"validation_fraction": -0.1}, r"validation_fraction.*-0\.1"),
         ({"caption_language": "en"}, "caption_language.*'en'"),
     ],
 )

@@ -45,6 +45,11 @@ def test_values_have_the_type_of_the_field(parser):
     assert vars(parser.parse_args(words)) == {**expected, "data_dir": "d"}
 
 
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("TRUE", True), ("False", False), ("fALSE", False)])
+def test_truth_values_in_any_letter_case(parser, text, value):
+    assert vars(parser.parse_args(["--strict", text])) == {"strict": value}
+
+
 def test_options_that_are_not_set_are_absent(parser):
     assert vars(parser.parse_args([])) == {}
 

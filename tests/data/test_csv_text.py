@@ -8,7 +8,7 @@ import pytest
 from modeling_supclap.datasets_scripts.csv_text import to_csv
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1"])
 def test_texts_that_spreadsheets_run_are_quoted(text):
     (row,) = csv.DictReader(io.StringIO(to_csv([{"file": text, "score": -0.5}], ["file", "score"]), newline=""))
     assert row == {"file": f"'{text}", "score": "-0.5"}

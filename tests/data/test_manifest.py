@@ -32,6 +32,9 @@ SHARD = {"file": "data/x.parquet", "rows": 1, "bytes": 100, "payload_bytes": 80,
 def manifest(tmp_path):
     (tmp_path / "source" / "out").mkdir(parents=True)
     (tmp_path / "source" / "captions.csv").write_bytes(b"a,b\n")
+    (tmp_path / "source" / ".hidden").mkdir()
+    for name in (".hidden/captions.csv", ".captions.csv"):
+        (tmp_path / "source" / name).write_bytes(b"c,d\n")
     (tmp_path / "source" / "out" / "manifest.json").write_text("{}")
     source = tmp_path / "source"
     request = {"dataset": "clotho", "options": {"data_dir": "source"}, "storage": "int16"}

@@ -170,9 +170,28 @@ class TestDamage:
     def test_a_shard_cut_short(self, broken):
         path = next((broken / "data").glob("test-*"))
         path.write_bytes(path.read_bytes()[:-10])
-        with pytest.raises(Exception, match="generating") as raised:
+        with pytest.raises(ValueError, match=f"{path.name}.*manifest"):
             self.load(broken)
-        assert "manifest" in str(raised.value.__cause__)
+
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_one_changed_bit_of_the_audio(self, broken, streaming):
+        path = next((broken / "data").glob("train-*"))
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+        def read():
+            splits = load_splits("prepared", str(broken.parent / "cache"), data_dir=str(broken), streaming=streaming)
+            return list(splits["train"])
+
+        with pytest.raises((ValueError, OSError), match=f"{path.name}.*CRC"):
+            read()
+
+    def test_a_manifest_without_a_key_is_named(self, broken):
+        path = broken / "manifest.json"
+        path.write_bytes(path.read_bytes().replace(b'"splits"', b'"splitr"', 1))
+        with pytest.raises(ValueError, match=r"manifest\.json.*splits"):
+            self.load(broken)
 
     def test_no_manifest(self, broken):
         (broken / "manifest.json").unlink()

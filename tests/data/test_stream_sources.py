@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import datasets
 import fsspec
@@ -13,7 +14,7 @@ import soundfile
 from prepared_sets import sound
 from valid_rows import validate_row
 
-from modeling_supclap.datasets_scripts import load_splits, stream_sources
+from modeling_supclap.datasets_scripts import load_splits, remote_files, stream_sources
 from modeling_supclap.datasets_scripts.audio import read_row
 
 
@@ -229,6 +230,21 @@ def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch, suffix, remote
     assert [row["captions"]["eng"] for row in rows_of_tar(folder)] == [["wind"]]
 
 
+def test_an_archive_that_unpacks_to_much_more_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(remote_files, "UNPACKED_BYTES", 3 * 2**20)
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(bytes(3 * 2**20)))  # 1,000 : 1, within the bytes that any archive may have
+    unpacked = remote_files.unpacked_tar(str(path))
+    assert Path(unpacked).stat().st_size == 3 * 2**20
+    path.write_bytes(gzip.compress(bytes(9 * 2**20)))
+    with pytest.raises(OSError, match=r"a\.tar\.gz .*more than 3145728 bytes"):
+        remote_files.unpacked_tar(str(path))
+    assert [each for each in (tmp_path / "cache").rglob("*") if each.is_file()] == [Path(unpacked)]
+    path.write_bytes(gzip.compress(np.random.default_rng(0).bytes(9 * 2**20)))  # 1 : 1
+    assert Path(remote_files.unpacked_tar(str(path))).stat().st_size == 9 * 2**20
+
+
 def test_a_tar_that_cannot_be_streamed_is_named(tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     (tmp_path / "a.tar").write_bytes(gzip.compress(b"x"))
@@ -244,3 +260,10 @@ def test_a_tar_that_cannot_be_streamed_is_named(tmp_path, monkeypatch, tmp_path_
     write_tar(tmp_path / "a.tar", [("notes.txt", b"rain")])
     with pytest.raises(ValueError, match=r"a\.tar contains no recordings"):
         rows_of_tar(tmp_path)
+
+
+def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
+    write_tar(tmp_path / "train.tar", [("a.flac", b"1"), ("a.txt", b"rain")])
+    stream = load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"]
+    (row,) = stream.remove_columns([name for name in stream.features if name != "captions"])
+    assert row.keys() - {"clip_index"} == {"captions"}

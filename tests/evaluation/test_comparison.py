@@ -119,3 +119,13 @@ def test_the_mean_over_languages_is_compared_query_by_query():
     assert values.tolist() == [1.0, 0.0]
     values, _ = get_outcomes(results, ["multilingual", "all", "MSR"])
     assert values.tolist() == [2.0, 1.0]
+
+
+def test_the_ranks_of_all_languages_are_no_task_of_their_own():
+    first, second = results(A), results(B)
+    before = compare(first, second)
+    for each in (first, second):
+        for name in ("query_id", "cluster"):
+            each.arrays[f"multilingual/{name}"] = each.arrays[f"retrieval/eng/t2a/{name}"]
+        each.arrays["multilingual/ranks"] = np.tile(each.arrays["retrieval/eng/t2a/rank"], (2, 1)).T
+    assert compare(first, second) == before

@@ -15,7 +15,7 @@ from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation.cache import EmbeddingCache
-from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset
+from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset, hash_recordings
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.retrieval import evaluate_retrieval
@@ -116,6 +116,15 @@ def test_the_hash_of_the_data_depends_only_on_their_content(tmp_path, rows):
     assert hash_dataset(rows, {row["clip_id"]: "same" for row in rows}) == hash_dataset(
         rows[::-1], {row["clip_id"]: "same" for row in rows}
     )
+
+
+def test_equal_samples_at_two_rates_are_two_recordings():
+    rows = [
+        {"clip_id": str(rate_hz), "samples": np.arange(800, dtype=np.int16).tobytes(), "sampling_rate_hz": rate_hz}
+        for rate_hz in (16_000, 8_000)
+    ]
+    assert len(set(hash_recordings(rows).values())) == 2
+    assert len(set(hash_recordings([rows[0], {**rows[0], "clip_id": "b"}]).values())) == 1
 
 
 def spoiled(rows, tmp_path):

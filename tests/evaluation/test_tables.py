@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from modeling_supclap.evaluation.tables import Table, arrange, find_metric, format_cell, to_csv, to_html, write_tables
+from modeling_supclap.evaluation.tables import Table, arrange, find_metric, format_cell, to_html, write_tables
 
 R1, RANK = "retrieval eng t2a R@1", "retrieval eng t2a mean_rank"
 RECORDS = [
@@ -39,11 +39,18 @@ def test_texts_of_users_are_escaped_in_each_format():
     assert "<title>x &lt; y" in page
 
 
+def test_a_title_cannot_leave_its_line(tmp_path):
+    table = Table([["model"], ["a"]], title="a\n\\input{x}\n# <b> b")
+    assert table.to_markdown().splitlines()[0] == "### a \\\\input{x} \\# &lt;b&gt; b"
+    assert table.to_latex().startswith("% a \\input{x} # <b> b\n\\resizebox")
+
+
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
-def test_no_cell_of_a_csv_file_is_run_as_a_formula(start):
-    text = to_csv([{"model": f"{start}1+1", "value": -0.5, "note": None}])
-    _, row = csv.reader(io.StringIO(text, newline=""))
-    assert row == [f"'{start}1+1", "-0.5", ""]
+def test_no_cell_of_a_csv_file_is_run_as_a_formula(tmp_path, start):
+    record = {"model": f"{start}1+1", "score": R1, "value": -0.5, "note": None}
+    write_tables(tmp_path / "table", "Comparison", [arrange([record])], [record])
+    _, row = csv.reader(io.StringIO((tmp_path / "table.csv").read_text(), newline=""))
+    assert row == [f"'{start}1+1", R1, "-0.5", ""]
 
 
 def test_all_files_contain_the_same_scores(tmp_path):
@@ -56,7 +63,7 @@ def test_all_files_contain_the_same_scores(tmp_path):
         assert "50.0" in text
     assert printed.count("A caption.") == 1
     assert stem.with_suffix(".html").read_text().count("A caption.") == 1
-    assert stem.with_suffix(".csv").read_text().splitlines()[1].startswith("first,")
+    assert stem.with_suffix(".csv").read_text().splitlines()[1].startswith('"first",')
 
 
 def test_a_cell_states_deviation_difference_seeds_and_the_printed_number():

@@ -82,6 +82,17 @@ def test_runs_on_other_data_are_another_model(tmp_path, change):
     assert table["seeds"].to_dict() == {"first": 2, "other": 1}
 
 
+def test_each_seed_has_the_protocol_of_its_baseline(tmp_path):
+    """The baseline's protocol differs between its seeds, and only one seed of the other model follows."""
+    folders = []
+    for name, kinds in {"none": ["clip", "captions"], "bi-static": ["clip", "clip"]}.items():
+        for seed, positives in enumerate(kinds):
+            words = {"seed": seed, "svr": name}
+            folders.append(save(tmp_path / f"{name}-seed{seed}", "m", [1, 0] * 10, words, positives=positives))
+    with pytest.raises(ValueError, match="positives"):
+        compare(tmp_path, *folders)
+
+
 def test_runs_that_differ_in_their_seed_are_one_model(tmp_path):
     hits = {0: 10, 1: 14, 2: 12}
     for seed, count in hits.items():

@@ -200,6 +200,19 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
 
 
+@pytest.mark.parametrize("position", [200, -40])  # in the embeddings, and in the footer without a checksum
+def test_a_file_with_a_changed_bit_is_named_and_embedded_again(folder, whole, tmp_path, capsys, position):
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    path = next(output.glob("data/*.parquet"))
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+    run_recipe(embed_corpus, *words(folder, output))
+    assert f"{path.name} is embedded again" in capsys.readouterr().out
+    assert bytes_of(output) == bytes_of(whole)
+
+
 def test_repaired_recordings_are_embedded_again(folder, tmp_path, capsys):
     sounds, output = tmp_path / "sounds", tmp_path / "out"
     shutil.copytree(folder / "sounds", sounds)

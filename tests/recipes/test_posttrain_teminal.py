@@ -4,6 +4,7 @@ import io
 import json
 import re
 from contextlib import redirect_stdout
+from unittest import mock
 
 import builders
 import pytest
@@ -351,3 +352,15 @@ def test_before_and_after_are_scored_on_the_same_held_out_recordings(esc_folder,
     run_recipe(posttrain_teminal, *words, "--stages", "b")
     before, after = scored
     assert before == after
+
+
+def test_the_copies_of_peft_are_no_parameters_of_the_model():
+    """PEFT keeps the start of a trained module as `original_module`."""
+    weights = {
+        "audio_model.block.weight": torch.nn.Parameter(torch.zeros(6), requires_grad=False),
+        "audio_projection.modules_to_save.default.weight": torch.nn.Parameter(torch.zeros(2)),
+        "audio_projection.original_module.weight": torch.nn.Parameter(torch.zeros(2), requires_grad=False),
+        "text_model.block.weight": torch.nn.Parameter(torch.zeros(4)),
+    }
+    counts = posttrain_teminal.count_trained(mock.Mock(named_parameters=weights.items))
+    assert counts == {"text_trained": 4, "text_share": 1.0, "audio_trained": 2, "audio_share": 0.25}

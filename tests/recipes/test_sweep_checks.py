@@ -3,6 +3,8 @@
 import csv
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import dataset_folders
 import pytest
@@ -14,7 +16,8 @@ from results_fixtures import query_results
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.negatives import add_negatives, write_negatives
-from modeling_supclap.recipes import sweep
+from modeling_supclap.evaluation.results import Results
+from modeling_supclap.recipes import sweep, train_supclap
 from modeling_supclap.recipes.options import ReproductionArguments
 from modeling_supclap.recipes.sweep import Row, Step, check_rows, refuse_other_data
 from modeling_supclap.recipes.train_supclap import has_model, record_splits
@@ -192,11 +195,45 @@ def test_a_model_is_looked_for_in_the_folder_of_today(tmp_path, monkeypatch):
 
 
 def test_a_run_without_its_last_file_is_not_finished(tmp_path):
-    """The card is written after the results. A run that was killed between them is repeated."""
+    """The results are written after the card. A run that was killed between them is repeated."""
     step = Step("train", {"seed": 0}, tmp_path)
-    query_results([1, 0]).save(tmp_path)
-    assert not step.is_done
     (tmp_path / "README.md").touch()
+    (tmp_path / "report.html").touch()
+    assert not step.is_done
+    query_results([1, 0]).save(tmp_path)
     assert step.is_done
     (tmp_path / "outcomes.npz").write_bytes(b"of another run")
     assert not step.is_done
+
+
+def test_the_card_comes_before_the_results_and_the_whole_split_last(tmp_path, monkeypatch):
+    trainer = SimpleNamespace(args=SimpleNamespace(output_dir=str(tmp_path), push_to_hub=False))
+    write_card = mock.Mock(side_effect=OSError("disk full"))
+    monkeypatch.setattr("modeling_supclap.model_card.write_card_of_run", write_card)
+    of_run = {"": query_results([1, 0]), "b": query_results([0, 0]), "a": query_results([1, 1])}
+    with pytest.raises(OSError, match="disk full"):
+        train_supclap.finish_run(trainer, of_run, "start")
+    assert not any(tmp_path.iterdir())
+
+    write_card.side_effect = None
+    monkeypatch.setattr(of_run["a"], "save", mock.Mock(side_effect=OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        train_supclap.finish_run(trainer, of_run, "start")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    monkeypatch.undo()
+
+    monkeypatch.setattr("modeling_supclap.model_card.write_card_of_run", write_card)
+    train_supclap.finish_run(trainer, of_run, "start")
+    stored = [Results.load(tmp_path / name).scores for name in ("", "a", "b")]
+    assert [content["scores"] for content in write_card.call_args.kwargs["results"]] == stored
+    assert write_card.call_args.kwargs["base_model"] == "start"
+
+
+def test_results_of_earlier_weights_go_before_the_new_weights_are_written(tmp_path):
+    (tmp_path / "results.json").touch()
+    trainer = mock.MagicMock(is_fsdp_enabled=False)
+    trainer.args.output_dir = str(tmp_path)
+    trainer.save_model.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        train_supclap.save_trained(trainer, SimpleNamespace(lora_rank=None))
+    assert not any(tmp_path.iterdir())

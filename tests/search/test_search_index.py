@@ -687,3 +687,11 @@ def test_smaller_vectors_are_searched_with_whole_queries(
         build_index(model, folder, folder.parent / "small", show_progress_bar=False)
     with pytest.raises(ValueError, match="int4"):
         build_index(model, folder, folder.parent / "other", precision="int4", show_progress_bar=False)
+
+
+def test_a_file_without_permission_is_listed_like_a_lost_one(tmp_path):
+    (tmp_path / "a.wav").touch()
+    for path in (tmp_path / "a.wav" / "inside", tmp_path / "none"):  # other errors than FileNotFoundError, too
+        assert index_module._stamp(path) == index_module._UNKNOWN
+        assert index_module._digest(path) == ""
+    assert index_module._digest(tmp_path) == ""

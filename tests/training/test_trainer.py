@@ -800,3 +800,23 @@ if __name__ == "__main__":
     report = train_and_report if sys.argv[1] == "train" else predict_and_report
     report(*sys.argv[2:])
     leave_process_group()
+
+
+def test_drift_is_computed_in_the_order_of_the_rows(tmp_path, rows):
+    """Several processes return the clips in another order; groups of clips are those of the rows."""
+    trainer = build(tmp_path, rows, track_drift=True, positives="captions")
+    labelled = []
+    for number, row in enumerate(rows):
+        labelled.append({**row, "captions": {language: [f"sound {number // 3}"] for language in row["captions"]}})
+    grouped = IndexedRows(labelled)
+    rng, count = np.random.default_rng(0), len(rows)
+    embeds = rng.standard_normal((2, count, 16)).astype(np.float32)
+    embeds /= np.linalg.norm(embeds, axis=-1, keepdims=True)
+    order, metrics = rng.permutation(count), trainer._metrics_of(grouped)
+    results = []
+    for places in (np.arange(count), order):
+        results.append(
+            metrics(SimpleNamespace(predictions=(embeds[0][places], embeds[1][places][:, None]), label_ids=places))
+        )
+    assert any("drift" in name or "perpendicular" in name for name in results[0])
+    assert results[1] == pytest.approx(results[0])
