@@ -375,6 +375,7 @@ class EvaluationArguments(EncoderArguments, Intervals, AudioPolicy, TaskOptions,
     zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
     zste_items: int = same_as(ZSTEOptions, "num_items")
     zste_candidates: int = same_as(ZSTEOptions, "num_candidates")
+    zste_prompts: str | None = same_as(ZSTEOptions, "prompts")
     zste_match_overlay_loudness: bool = option(
         "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.",
         RenderOptions.match_overlay_loudness,
