@@ -9,6 +9,7 @@ from typing import Any, Self, TypedDict
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoProcessor,
     BatchFeature,
@@ -313,17 +314,11 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
     features, masks = [], []
     for clip in clips:
         fields = feature_extractor(clip, **options)
-        features.append(fields[feature_extractor.model_input_names[0]][0])
+        features.append(torch.as_tensor(fields[feature_extractor.model_input_names[0]][0]))
         mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
-        masks.append(np.asarray(mask, dtype=np.int64))
-
-    longest = max(map(len, masks))
-    for index, mask in enumerate(masks):
-        missing = longest - len(mask)
-        if missing:
-            features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
-            masks[index] = np.pad(mask, (0, missing))
-    return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
+        masks.append(torch.as_tensor(mask, dtype=torch.int64))
+    padded, mask = (pad_sequence(parts, batch_first=True).numpy() for parts in (features, masks))
+    return {"input_features": padded.astype(np.float32), "audio_attention_mask": mask}
 
 
 def forget_last_call(tokenizer: PreTrainedTokenizerBase) -> None:
