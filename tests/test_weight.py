@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 123_400,
+    "modeling_supclap": 122_800,
     "datasets_scripts": 68_700,
-    "metrics": 9_500,
-    "recipes": 30_000,
-    "recipes/studies": 14_400,
-    "benchmarks": 14_300,
+    "metrics": 9_300,
+    "recipes": 27_000,
+    "recipes/studies": 10_500,
+    "benchmarks": 9_000,
 }
 LONGEST_FUNCTION = 70  # lines without the docstring
 NESTED_COMPREHENSIONS = 0.02  # share of all comprehensions
