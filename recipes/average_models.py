@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--weights", nargs="+", type=float, help="Weights of the models, with sum 1; default: equal.")
     parser.add_argument("--output_dir", required=True, type=Path, help="New or empty output folder.")
     args = parser.parse_args(arguments)
-    names, weights, folder = (args.models, args.weights or [1 / len(args.models)] * len(args.models), args.output_dir)
+    names, weights = args.models, args.weights or [1 / len(args.models)] * len(args.models)
     has_sum_1 = abs(sum(weights) - 1) <= 1e-6  # False for NaN
     if len(names) < 2 or len(weights) != len(names) or not has_sum_1:
         raise ValueError(f"got models {names} with weights {weights}; expected two or more, and weights with sum 1")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder; choose another --output_dir")
 
+    from modeling_supclap.conversion.folders import writing_folder
+
+    with writing_folder(args.output_dir) as folder:
+        save_average(names, weights, folder, args.output_dir.resolve().name)
+    print(f"the average of {len(names)} models is in {args.output_dir}")
+
+
+def save_average(names: Sequence[str], weights: Sequence[float], folder: Path, title: str) -> None:
+    """Average the weights of models, and save the first one with them, its processor and a card with this title."""
     from modeling_supclap.conversion.provenance import origins, write_provenance
     from modeling_supclap.datasets_scripts.overlap.trained_sources import save_trained_sources
     from modeling_supclap.model_card import CardFacts, model_card, write_card
@@ -72,9 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
     write_provenance(folder, origins(model, names))
     save_trained_sources([], folder, *names)
     rate_hz, command = processors[0].feature_extractor.sampling_rate, public_command(sys.argv)
-    facts = CardFacts(model, folder.resolve().name, sampling_rate_hz=rate_hz, base_model=names, command=command)
-    write_card(folder, model_card(facts))
-    print(f"the average of {len(names)} models is in {folder}")
+    write_card(
+        folder, model_card(CardFacts(model, title, sampling_rate_hz=rate_hz, base_model=names, command=command))
+    )
 
 
 if __name__ == "__main__":

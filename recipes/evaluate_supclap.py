@@ -157,6 +157,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         args.seed,
         tuple(args.zste_tasks or ZSTE_NAMES),
         RenderOptions(match_overlay_loudness=args.zste_match_overlay_loudness),
+        args.zste_prompts,
     )
     return evaluation.EvaluationOptions(
         **pick(TaskOptions),

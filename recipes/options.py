@@ -37,8 +37,18 @@ def same_as(group: Any, name: str) -> Any:
     return option(option_texts(group)[name], getattr(group, name))
 
 
+class CheckedArguments:
+    """Options with a table of what they refuse."""
+
+    def __post_init__(self) -> None:
+        refuse(self._rules())
+
+    def _rules(self) -> Rules:
+        yield from ()
+
+
 @dataclass
-class DatasetArguments:
+class DatasetArguments(CheckedArguments):
     """Dataset to read. Options of its builder are also accepted."""
 
     dataset: str = option("Name of a builder of datasets_scripts, or prepared.", "synthetic")
@@ -112,7 +122,7 @@ class DataArguments(DatasetArguments):
     share: dict[str, Any] = field(init=False, default_factory=dict)  # see `expected_counts`
 
     def __post_init__(self) -> None:
-        refuse(self._rules())
+        super().__post_init__()
         if self.datasets:
             self.dataset = "+".join(self.parts)
             self.dataset_config = None  # from a base file
@@ -214,7 +224,7 @@ class DataArguments(DatasetArguments):
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(CheckedArguments):
     """Model to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
 
     model: str | None = option("SupCLAP or CLAP model to continue from (id or folder).")
@@ -236,9 +246,6 @@ class ModelArguments:
         "Pooling of the text encoder: mean, cls, last or pooler. Default: that of its checkpoint, or mean."
     )
     random_weights: list[str] = option("Encoders to initialise with random weights: audio, text, or both.", [])
-
-    def __post_init__(self) -> None:
-        refuse(self._rules())
 
     def _rules(self) -> Rules:
         yield from temperature_rules(self.temperature)
@@ -262,7 +269,7 @@ class ModelArguments:
 
 
 @dataclass
-class TrainedPartArguments:
+class TrainedPartArguments(CheckedArguments):
     """Trained part of the model: all, the last blocks, or adapters in these blocks. Projections are always trained."""
 
     train_last_layers: str | None = option("Train only this number of last blocks of each encoder, or all blocks.")
@@ -273,9 +280,6 @@ class TrainedPartArguments:
     save_adapter: bool = option("Also save the adapters alone, in the folder `adapter`, for peft.", False)
     train_temperature: bool = option("Train the temperature.", True)
     train_bias: bool | None = option("Train SigLIP's bias. Default: as train_temperature.")
-
-    def __post_init__(self) -> None:
-        refuse(self._rules())
 
     def _rules(self) -> Rules:
         for name in ("train_last_layers", "audio_layers", "text_layers"):
@@ -315,9 +319,6 @@ class PostTrainingArguments(DatasetArguments):
     )
     num_phrasings: int | None = option("Number of phrasings of each sentence; the paper uses 1. Default: all.")
     pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, all pairs once.")
-
-    def __post_init__(self) -> None:
-        refuse(self._rules())
 
     def _rules(self) -> Rules:
         yield from temperature_rules(self.temperature)
@@ -375,6 +376,7 @@ class EvaluationArguments(EncoderArguments, Intervals, AudioPolicy, TaskOptions,
     zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
     zste_items: int = same_as(ZSTEOptions, "num_items")
     zste_candidates: int = same_as(ZSTEOptions, "num_candidates")
+    zste_prompts: str | None = same_as(ZSTEOptions, "prompts")
     zste_match_overlay_loudness: bool = option(
         "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.",
         RenderOptions.match_overlay_loudness,
@@ -467,9 +469,6 @@ class MiningArguments(EncoderArguments, DatasetArguments):
     )
     batch_size: int = option("Number of recordings or captions to embed at once.", 32)
 
-    def __post_init__(self) -> None:
-        refuse(self._rules())
-
     def _rules(self) -> Rules:
         yield self.near not in ("audio", "text"), f"near is {self.near!r}; expected audio or text"
         for name in ("count", "first_rank", "batch_size"):
@@ -495,7 +494,7 @@ class SweepArguments:
 
 
 @dataclass
-class ReproductionArguments:
+class ReproductionArguments(CheckedArguments):
     """Rows to reproduce, and their scale."""
 
     positional: ClassVar[str] = "TABLE [TABLE ...]"
@@ -514,10 +513,10 @@ class ReproductionArguments:
     )
     check_audio: bool = option("Decode all recordings in a dry run, not only 100 of each split.", False)
 
-    def __post_init__(self) -> None:
+    def _rules(self) -> Rules:
         for name, values in (("scale", SCALES), ("on_bad_audio", ("error", "skip"))):
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(values)}")
+            value = getattr(self, name)
+            yield value not in values, f"{name} is {value!r}; expected one of {', '.join(values)}"
 
 
 @dataclass

@@ -36,11 +36,9 @@ from modeling_supclap.recipes.train_supclap import (
     report_temperature,
     train,
 )
-from modeling_supclap.training.options import AllStagesOptions, refuse
+from modeling_supclap.training.options import AllStagesOptions, clips_per_batch, refuse
 
 if TYPE_CHECKING:
-    from transformers import TrainerState
-
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
     from modeling_supclap.training.temporal_training import TemporalTrainer
@@ -312,12 +310,15 @@ def train_and_save(
 
     trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
     predictions = {"before": trainer.predict(trainer.data["validation"])}
-    states, process_seconds = [], 0.0
+    states, captions, process_seconds = [], 0, 0.0
+    texts = len(args.languages) if args.text_scheme == "kcl" else 1
     for stage in post_args.stages:
         of_stage = run_stage(stage, model, processor, args, items[:2])
         scored = TemporalTrainer(model, of_stage.args, items[0], items[2], processing_class=processor)
         predictions[f"stage_{stage}"] = scored.predict(scored.data["validation"])
         states.append(of_stage.state)
+        clips_per_step = clips_per_batch(of_stage.args) * args.gradient_accumulation_steps
+        captions += of_stage.state.global_step * clips_per_step * texts
         process_seconds += of_stage.throughput.process_seconds
     if not trainer.is_world_process_zero():
         return
@@ -329,7 +330,7 @@ def train_and_save(
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: states[-1].best_metric},
         "steps": sum(state.global_step for state in states),
-        "captions": count_captions(post_args.stages, states, args),
+        "captions": captions,
         "seconds": time.perf_counter() - started,
         "process_seconds": process_seconds,
         **trained,
@@ -357,17 +358,6 @@ def save_model(
     if find_kind(start) == "clap":
         clap_from_supclap(model).save_pretrained(output / "clap")
         ClapProcessor.from_pretrained(start, trust_remote_code=False).save_pretrained(output / "clap")
-
-
-def count_captions(stages: Sequence[str], states: Sequence[TrainerState], args: TemporalTrainingArguments) -> int:
-    """Count the captions that all stages have trained on."""
-    texts = len(args.languages) if args.text_scheme == "kcl" else 1
-    pairs_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    captions = 0
-    for stage, state in zip(stages, states, strict=True):
-        items_per_pair = {"a": 2, "b": 3}[stage]
-        captions += state.global_step * pairs_per_step * items_per_pair * texts
-    return captions
 
 
 def write_run(

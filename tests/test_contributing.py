@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and SECURITY.md name existing files. Each entry of a table is in all places that the first one lists."""
+"""CONTRIBUTING.md and SECURITY.md name existing files, and each entry of a table is in all places that it needs."""
 
 import importlib
 import re

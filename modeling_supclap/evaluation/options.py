@@ -66,6 +66,8 @@ class ZSTEOptions:
         num_candidates: Number of candidate prompts in ZSTE's tasks 4A, 4B and 5B.
         seed: Random seed for sampling clips and candidates.
         tasks: Tasks of ZSTE, 1A to 5B.
+        prompts: Names of sounds in the prompts of ZSTE: labels or phrases. Default: as in the model's temporal
+            post-training; without post-training, labels for English alone (as in the paper), else phrases.
     """
 
     num_items: int = 200
@@ -73,6 +75,7 @@ class ZSTEOptions:
     seed: int = 0
     tasks: tuple[str, ...] = ZSTE_NAMES
     join: RenderOptions = field(default_factory=RenderOptions)
+    prompts: str | None = None
 
     def __post_init__(self) -> None:
         if not self.tasks or set(self.tasks) - set(ZSTE_NAMES):

@@ -57,8 +57,7 @@ def evaluate_zste(
     if (truth.sum(axis=1) > 1).any():
         row = split.rows[int(truth.sum(axis=1).argmax())]
         raise ValueError(f"clip {row['clip_id']} has the labels {row['labels']}; ZSTE needs one label per clip")
-    # as in the model's post-training, or else labels for English alone, as in the paper
-    prompt_names = split.model.prompts if split.model else None
+    prompt_names = zste.prompts or (split.model.prompts if split.model else None)
     prompt_names = prompt_names or ("labels" if list(languages) == ["eng"] else "phrases")
     class_phrases = None if prompt_names == "labels" else options.phrases
     records = zste_set(split.rows, zste.seed, zste.num_items)

@@ -74,11 +74,13 @@ def test_each_clip_is_composed_once(tmp_path, rows):
     assert len(model.calls) == before
 
 
-@pytest.mark.parametrize(("trained", "used"), [("phrases", "phrases"), ("labels", "labels"), (None, "labels")])
-def test_zste_uses_the_prompts_of_the_post_training(rows, trained, used):
+@pytest.mark.parametrize(
+    ("trained", "option", "used"), [("phrases", None, "phrases"), ("phrases", "labels", "labels")]
+)
+def test_zste_uses_the_prompts_of_the_post_training(rows, trained, option, used):
     split = split_of(rows)
     split.model.prompts = trained
-    options = ZSTEOptions(num_items=8, num_candidates=12)
+    options = ZSTEOptions(num_items=8, num_candidates=12, prompts=option)
     assert run_zste(split, options, phrases=PHRASES)[2]["prompts"] == used
 
 
