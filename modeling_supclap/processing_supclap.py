@@ -280,11 +280,12 @@ class SupCLAPProcessor(ProcessorMixin):
         codes = _language_ids(self.tokenizer)
         default_id = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
         for ids, name in zip(encoding["input_ids"], languages, strict=True):
-            if (code := get_flores_code(name)) not in codes:
-                supported = [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
+            if (code := get_flores_code(name, codes)) not in codes:
+                matching = [code for code in codes if code.startswith(f"{name}_")]
+                supported = matching or [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
                 raise ValueError(
-                    f"the tokenizer has no language {name!r}; pass one of {supported}, or the full code of one of its "
-                    f"{len(codes) - len(supported)} other languages, such as por_Latn"
+                    f"the tokenizer has {'several languages' if matching else 'no language'} {name!r}; pass one of "
+                    f"{supported}, or one of its {len(codes)} codes, such as por_Latn"
                 )
             ids[ids.index(default_id)] = codes[code]
         return encoding
