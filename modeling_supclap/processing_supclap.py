@@ -37,7 +37,8 @@ BERT_MAX_TOKENS = 512
 # Of `audio_kwargs`. Clips are always padded to the longest, so `padding` changes nothing.
 _AUDIO_OPTIONS = {"sampling_rate", "return_tensors", "padding"}
 _SURROGATES = re.compile("[\ud800-\udfff]")  # half of a character, as in a text that was read in a wrong encoding
-_PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
+REMOVED_CHARACTERS = '(),.!?;:|*"，。！？；：、'  # by `plain_captions`
+_PUNCTUATION = re.compile(f"[{REMOVED_CHARACTERS}]")
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
@@ -289,6 +290,21 @@ class SupCLAPProcessor(ProcessorMixin):
                 )
             ids[ids.index(default_id)] = codes[code]
         return encoding
+
+    @property
+    def language_tokens(self) -> tuple[dict[str, int], int | None]:
+        """Token ids of the languages, by ISO 639-3 code and by code of the tokenizer, and the id of its own language.
+
+        They are `({}, None)` if captions have no language token.
+        """
+        if not hasattr(self.tokenizer, "src_lang"):
+            return {}, None
+        codes = _language_ids(self.tokenizer)
+        tokens = dict(codes)
+        for name in {code[:3] for code in codes}:
+            if (code := get_flores_code(name, codes)) in codes:
+                tokens[name] = codes[code]
+        return tokens, codes[self.tokenizer.src_lang]
 
     @property
     def max_tokens(self) -> int:
