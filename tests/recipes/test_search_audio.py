@@ -76,6 +76,7 @@ def test_an_exported_model_in_the_index_answers_without_torch(saved, sounds, tmp
     words = ["query", str(index), "a dog barks", "--json"]
     expected = json.loads(search(capsys, *words))["hits"]
     export_onnx.main([str(saved), "--out", str(index / "onnx")])
+    capsys.readouterr()
     code = """import sys
 from modeling_supclap.recipes.command import main
 main()
