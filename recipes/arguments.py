@@ -227,11 +227,11 @@ def parse_arguments(
 
 def _add_languages(data: Any, languages: Sequence[str]) -> None:
     """Add the languages of a recipe to those of its datasets that read captions only in the languages of an option."""
-    entries = list(map(as_mapping, getattr(data, "datasets", [])))
-    if not entries:
+    if entries := getattr(data, "datasets", []):
+        options = map(as_mapping, entries)
+        data.datasets = [_with_languages(each.get("dataset"), each, languages) for each in options]
+    else:
         data.dataset_config = _with_languages(data.dataset, as_mapping(data.dataset_config), languages)
-    for index, entry in enumerate(entries):
-        data.datasets[index] = _with_languages(entry.get("dataset"), entry, languages)
 
 
 def _with_languages(dataset: str | None, options: Mapping[str, Any], languages: Sequence[str]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Exported:
         """Embed texts, (N, d) with unit norm. They are computed one by one, without padding."""
         tokens = self.facts["language_tokens"]
         if tokens and language not in tokens:
-            raise ValueError(f"the model has no language {language!r}; pass one of {', '.join(tokens)}")
+            raise ValueError(f"the model has no language {language!r}; pass one of {list(tokens)}")
         embeds = []
         for text in texts:
             caption = unicodedata.normalize("NFC", text)

@@ -9,24 +9,21 @@ for hit in Searcher("field_recordings.index", model).search("rain on a tin roof"
     print(hit.score, hit.file, hit.start_seconds)
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # `X as X` is public for type checkers
-    from .index import IndexReport as IndexReport
-    from .index import build_index as build_index
-    from .query import Answer as Answer
-    from .query import Hit as Hit
-    from .query import Searcher as Searcher
-    from .store import SoundIndex as SoundIndex
+from .query import Answer, Hit, Searcher
+from .store import SoundIndex
 
-_MODULES = {"index": ("IndexReport", "build_index"), "query": ("Answer", "Hit", "Searcher"), "store": ("SoundIndex",)}
+if TYPE_CHECKING:
+    from .index import IndexReport, build_index
+
 __all__ = ["Answer", "Hit", "IndexReport", "Searcher", "SoundIndex", "build_index"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, because `index` imports torch, which a query by an export does not need."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import `index` on first use, because it imports torch, which a query by an exported model does not need."""
+    if name not in ("IndexReport", "build_index"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import index
+
+    return getattr(index, name)
