@@ -53,9 +53,9 @@ def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     middle = (low + high) / 2  # of a collapsed model, all cosines are equal
     edges = np.linspace(min(low, middle - 5e-4), max(high, middle + 5e-4), 41)
 
-    columns = min(len(correct), 4)
+    columns = min(len(correct), 2)  # legible on a phone
     rows = -(-len(correct) // columns)
-    figure = Figure(figsize=(max(2.8 * columns, 5.6), 2.2 * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(5.6, 2.2 * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, (language, cosines) in zip(panels, correct.items(), strict=False):
         for label, values, style in (

@@ -43,8 +43,9 @@ class Exported:
         for text in texts:
             caption = unicodedata.normalize("NFC", text)
             if self.facts["plain_captions"]:
-                marks = dict.fromkeys(self.facts["removed_characters"], " ")
-                caption = " ".join(caption.lower().translate(str.maketrans(marks)).split())
+                for mark in self.facts["removed_characters"]:
+                    caption = caption.replace(mark, " ")
+                caption = " ".join(caption.lower().split())
             if not caption.strip():
                 raise ValueError(f"the text {text!r} is blank")
             ids = np.array([self.tokenizer.encode(self.facts["caption_prefix"] + caption.strip()).ids])
