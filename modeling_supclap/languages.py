@@ -1,7 +1,8 @@
 """Names and codes of the caption languages."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 
 class Language(NamedTuple):
@@ -34,48 +35,68 @@ LANGUAGES = tuple(LANGUAGE_TABLE)
 """ISO 639-3 codes of all languages. The multilingual losses use the first (English) as the anchor language."""
 
 
+def _find(**code: str) -> Any:
+    """Return an entry of ISO 639-3, such as `_find(alpha_3="ita")`, or None if there is none."""
+    try:
+        import pycountry
+    except ImportError:  # not needed by a model that was loaded from a folder without this package
+        return None
+    return pycountry.languages.get(**code)
+
+
 def require_language_code(language: str) -> None:
     """Raise ValueError if a string does not have the format of a language code, such as "deu" or "deu_Latn".
 
-    Languages outside `LANGUAGE_TABLE` are accepted. For a two-letter code or a language name, the message suggests the
-    three-letter code.
+    For a two-letter code, a language name or an older three-letter code, the message suggests the code of ISO 639-3.
 
     Example:
-        >>> require_language_code("de")
+        >>> require_language_code("it")
         Traceback (most recent call last):
-        ValueError: language 'de' is not an ISO 639-3 code; did you mean 'deu'?
+        ValueError: language 'it' is not an ISO 639-3 code; did you mean 'ita'?
     """
-    if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", language):
+    older = _find(bibliographic=language)
+    if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", language) and older is None:
         return
-    name = language.lower()
-    matches = [code for code, entry in LANGUAGE_TABLE.items() if name in (entry.iso_639_1, entry.name.lower())]
-    hint = f"did you mean {matches[0]!r}?" if matches else f"pass three letters, such as {', '.join(LANGUAGES)}"
+    match = older or _find(alpha_2=language) or _find(name=language)
+    hint = f"did you mean {match.alpha_3!r}?" if match else f"pass three letters, such as {', '.join(LANGUAGES)}"
     raise ValueError(f"language {language!r} is not an ISO 639-3 code; {hint}")
 
 
 def get_language_name(language: str) -> str:
-    """Return the English name for an ISO 639-3 code. For codes outside `LANGUAGE_TABLE`, the name contains the code.
+    """Return the English name for an ISO 639-3 code. For codes without an entry, the name contains the code.
 
     Example:
-        >>> get_language_name("jpn"), get_language_name("qaa")
-        ('Japanese', 'the language with ISO 639-3 code qaa')
+        >>> get_language_name("jpn"), get_language_name("ita"), get_language_name("qaa")
+        ('Japanese', 'Italian', 'the language with ISO 639-3 code qaa')
     """
-    entry = LANGUAGE_TABLE.get(language)
+    entry = LANGUAGE_TABLE.get(language) or _find(alpha_3=language)
     return entry.name if entry else f"the language with ISO 639-3 code {language}"
 
 
 def get_iso_639_1(language: str) -> str:
-    """Convert an ISO 639-3 code to the two-letter ISO 639-1 code. Raise ValueError if it is not in `LANGUAGE_TABLE`.
+    """Convert an ISO 639-3 code to the two-letter ISO 639-1 code. Return it unchanged if there is no such code.
 
     Example:
-        >>> get_iso_639_1("jpn")
-        'ja'
+        >>> get_iso_639_1("jpn"), get_iso_639_1("ita"), get_iso_639_1("cmn")
+        ('ja', 'it', 'cmn')
     """
-    if language not in LANGUAGE_TABLE:
-        raise ValueError(f"unknown language {language!r}; pass one of {list(LANGUAGES)}")
-    return LANGUAGE_TABLE[language].iso_639_1
+    if language in LANGUAGE_TABLE:
+        return LANGUAGE_TABLE[language].iso_639_1
+    return getattr(_find(alpha_3=language), "alpha_2", language)
 
 
-def get_flores_code(language: str) -> str:
-    """Convert an ISO 639-3 code such as "fra" to the FLORES-200 code "fra_Latn". Other codes are returned unchanged."""
-    return LANGUAGE_TABLE[language].flores if language in LANGUAGE_TABLE else language
+def get_flores_code(language: str, codes: Collection[str] = ()) -> str:
+    """Convert an ISO 639-3 code such as "fra" to the FLORES-200 code "fra_Latn".
+
+    A language outside `LANGUAGE_TABLE` gets its code in `codes`, such as those of a tokenizer, if there is exactly one.
+    Other codes are returned unchanged.
+
+    Example:
+        >>> codes = ["ita_Latn", "ace_Arab", "ace_Latn"]
+        >>> get_flores_code("fra"), get_flores_code("ita", codes), get_flores_code("ace", codes)
+        ('fra_Latn', 'ita_Latn', 'ace')
+    """
+    if language in LANGUAGE_TABLE:
+        return LANGUAGE_TABLE[language].flores
+    matching = [code for code in codes if code.startswith(f"{language}_")]
+    return matching[0] if len(matching) == 1 else language

@@ -43,7 +43,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")  # half of a character, as in a text
 # By limit of tokens: the number of captions so far, and the limits that have been exceeded.
 _captions_before: Counter[int] = Counter()
 _cut_limits: set[int] = set()
-_PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
+REMOVED_CHARACTERS = '(),.!?;:|*"，。！？；：、'  # by `plain_captions`
+_PUNCTUATION = re.compile(f"[{REMOVED_CHARACTERS}]")
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
@@ -297,11 +298,12 @@ class SupCLAPProcessor(ProcessorMixin):
         codes = _language_ids(self.tokenizer)
         default_id = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
         for ids, name in zip(encoding["input_ids"], languages, strict=True):
-            if (code := get_flores_code(name)) not in codes:
-                supported = [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
+            if (code := get_flores_code(name, codes)) not in codes:
+                matching = [code for code in codes if code.startswith(f"{name}_")]
+                supported = matching or [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
                 raise ValueError(
-                    f"the tokenizer has no language {name!r}; pass one of {supported}, or the full code of one of its "
-                    f"{len(codes) - len(supported)} other languages, such as por_Latn"
+                    f"the tokenizer has {'several languages' if matching else 'no language'} {name!r}; pass one of "
+                    f"{supported}, or one of its {len(codes)} codes, such as por_Latn"
                 )
             ids[ids.index(default_id)] = codes[code]
         return encoding
@@ -321,6 +323,21 @@ class SupCLAPProcessor(ProcessorMixin):
                 f"{cut} of the first {_captions_before[limit]} captions are longer than {limit} tokens, the limit of "
                 "the tokenizer, and are cut there"
             )
+
+    @property
+    def language_tokens(self) -> tuple[dict[str, int], int | None]:
+        """Token ids of the languages, by ISO 639-3 code and by code of the tokenizer, and the id of its own language.
+
+        They are `({}, None)` if captions have no language token.
+        """
+        if not hasattr(self.tokenizer, "src_lang"):
+            return {}, None
+        codes = _language_ids(self.tokenizer)
+        tokens = dict(codes)
+        for name in {code[:3] for code in codes}:
+            if (code := get_flores_code(name, codes)) in codes:
+                tokens[name] = codes[code]
+        return tokens, codes[self.tokenizer.src_lang]
 
     @property
     def max_tokens(self) -> int:

@@ -22,6 +22,7 @@ import yaml
 from modeling_supclap import require_torchaudio
 from modeling_supclap.datasets_scripts import config_keys, find_config
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options, option_texts
+from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.training.options import AllStagesOptions, ContrastiveOptions, get_default
 
 from .options import DatasetArguments, as_mapping
@@ -162,7 +163,8 @@ def parse_arguments(
     If `--dataset` differs from the dataset in the YAML file, `dataset_config` of the file is ignored.
     A `DatasetArguments` group also accepts the options of the dataset builder, for example
     `--dataset esc50 --test_fold 4`. If the recipe and the builder have an option with the same name, such as
-    `languages`, the key sets the option of the recipe. Use `dataset_config` to set the option of the builder.
+    `languages`, the key sets the option of the recipe, and `dataset_config` that of the builder. The languages of the
+    recipe are added to those of an audio_folder and a webdataset, unless `dataset_config` sets them.
 
     Args:
         groups: Dataclasses to fill. `ContrastiveOptions` is replaced by `SupCLAPTrainingArguments`, and
@@ -214,7 +216,29 @@ def parse_arguments(
         hints |= dict.fromkeys(names)
         dataset.dataset_config = {**as_mapping(dataset.dataset_config), **vars(chosen)}
     _reject_unknown(unknown, hints)
+    if dataset is not None:
+        languages: list[str] = []
+        for name in ("languages", "eval_languages"):
+            for group in filled:
+                languages += getattr(group, name, [])
+        _add_languages(dataset, languages)
     return tuple(filled)
+
+
+def _add_languages(data: Any, languages: Sequence[str]) -> None:
+    """Add the languages of a recipe to those of its datasets that read captions only in the languages of an option."""
+    if entries := getattr(data, "datasets", []):
+        options = map(as_mapping, entries)
+        data.datasets = [_with_languages(each.get("dataset"), each, languages) for each in options]
+    else:
+        data.dataset_config = _with_languages(data.dataset, as_mapping(data.dataset_config), languages)
+
+
+def _with_languages(dataset: str | None, options: Mapping[str, Any], languages: Sequence[str]) -> dict[str, Any]:
+    known = {"audio_folder": LANGUAGES, "webdataset": (options.get("language", LANGUAGES[0]),)}.get(dataset or "")
+    if known is None or "languages" in options or set(languages) <= set(known):
+        return dict(options)
+    return {**options, "languages": list(dict.fromkeys([*known, *languages]))}
 
 
 def _read_defaults(

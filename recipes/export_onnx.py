@@ -3,7 +3,9 @@
     supclap export outputs/esc10 --out outputs/esc10-onnx
 
 The output folder contains `audio.onnx`, `text.onnx`, the processor's files, `onnx.json` (names, scale of the logits,
-measured differences) and a README with example code. Requires the extra: pip install "supclap[onnx]".
+measured differences), a README with example code, and `serve.py`, which embeds texts and recordings without torch. If
+the folder is `onnx` in the folder of a search index, `supclap search query` uses it. Requires the extra: pip install
+"supclap[onnx]".
 """
 
 from __future__ import annotations
@@ -44,16 +46,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hub id or folder of a SupCLAP or CLAP model.")
     parser.add_argument("--out", type=Path, required=True, help="Output folder, which must not contain a model.")
-    parser.add_argument("--waveforms", action="store_true", help="Make the spectrogram part of audio.onnx.")
+    parser.add_argument(
+        "--waveforms",
+        action=argparse.BooleanOptionalAction,
+        help="Make the spectrogram part of audio.onnx (default: for CED, CLAP and CLAP2).",
+    )
     args = parser.parse_args(arguments)
 
-    from modeling_supclap.integrations.onnx import TOLERANCE, export_onnx  # imports torch, so after --help
+    from modeling_supclap.evaluation import load_embedding_model  # imports torch, so after --help
+    from modeling_supclap.integrations.onnx import TOLERANCE, export_onnx
     from modeling_supclap.recipes.train_supclap import load_start
 
     if (args.out / "config.json").is_file():
         raise ValueError(f"{args.out} contains a model; the export would overwrite its README.md, give another folder")
     model, processor = load_start(args.model)
-    checks = export_onnx(model, processor, args.out, args.waveforms)
+    fingerprint = load_embedding_model(args.model, device="cpu").fingerprint
+    checks = export_onnx(model, processor, args.out, args.waveforms, fingerprint)
     write_usage(args.out, model, processor, checks)
 
     for check in checks:

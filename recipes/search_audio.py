@@ -7,7 +7,8 @@
     supclap search serve field_recordings.index
 
 `index` reads only new and changed files, so it can be run again at any time, for example after an interruption. `serve`
-starts a page with a search box and an audio player for each hit. The commands require the extra `search`. To index on
+starts a page with a search box and an audio player for each hit. A query by text takes a third of the time with an
+exported model in the index: supclap export MODEL --out INDEX/onnx. The commands require the extra `search`. To index on
 several GPUs, run `accelerate launch --multi_gpu recipes/search_audio.py index ...`. Each process embeds a part of the
 files.
 """
@@ -102,7 +103,15 @@ def run_query(arguments: argparse.Namespace) -> None:
 
     if arguments.audio is None and (arguments.start or arguments.end is not None):
         raise ValueError("--start and --end are the part of a recording; pass it as --audio")
-    searcher = Searcher(arguments.index, arguments.model, arguments.device, arguments.trust_remote_code)
+    model = arguments.model
+    exported = Path(arguments.index, "onnx")
+    if (model, arguments.device, arguments.audio) == (None, None, None) and (exported / "onnx.json").is_file():
+        from modeling_supclap.integrations.serve import Exported
+
+        model = Exported(exported)
+    else:
+        require_torchaudio()
+    searcher = Searcher(arguments.index, model, arguments.device, arguments.trust_remote_code)
     answers = find_answers(searcher, arguments)
     text = format_answers(answers, searcher, arguments)
     if text and arguments.output:
@@ -194,11 +203,12 @@ def format_text(answer: Answer, has_title: bool) -> str:
 def main() -> None:
     """Run one of the commands `index`, `query` and `serve`."""
     arguments = make_parser().parse_args()
+    if arguments.command == "query":
+        run_query(arguments)
+        return
     require_torchaudio()
     if arguments.command == "index":
         run_index(arguments)
-    elif arguments.command == "query":
-        run_query(arguments)
     else:
         from modeling_supclap.search.app import serve
 

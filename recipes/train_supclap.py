@@ -725,7 +725,7 @@ def write_run(
         print(f"{all_results[''].protocol['dataset']} has no test split: results.json contains no test scores")
 
     files, logs = "model and results.json", logged_values(trainer)
-    if "drift_cosine" in logs:
+    if "drift_cosine" in logs and (trainer.args.svr != "none" or trainer.args.track_drift):
         plot_drift(history, output / "drift.png")
     if not logs.keys().isdisjoint(("loss", "eval_mean_recall")):  # a run may end before its first log
         plot_training_curves(history, output / "training_curves.png", trainer.args.eval_languages[0])

@@ -141,7 +141,10 @@ def test_hub_files_are_flat_and_need_little(path):
         "tokenizers",
         "huggingface_hub",
     } | sys.stdlib_module_names
-    assert foreign(path) <= allowed
+    optional = (
+        {"pycountry"} if path.stem == "languages" else set()
+    )  # names in messages, which a loaded model can do without
+    assert foreign(path) <= allowed | optional
     assert ours(path) <= {other.stem for other in HUB}, f"{path.name} imports what is not uploaded with it"
 
     levels = {node.level for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)}

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 125_500,  # values kept between epochs and runs, functions as objectives
+    "modeling_supclap": 126_900,  # values kept between epochs and runs, functions as objectives, serve.py
     "datasets_scripts": 70_800,
     "metrics": 9_300,
     "recipes": 27_500,

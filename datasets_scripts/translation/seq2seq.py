@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from modeling_supclap.datasets_scripts.public_names import public_name
-from modeling_supclap.languages import LANGUAGE_TABLE, get_flores_code, get_iso_639_1, get_language_name
+from modeling_supclap.languages import get_flores_code, get_iso_639_1, get_language_name
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Seq2SeqTranslator:
             tokenizer.src_lang = self._code(codes, source)
             return "{text}", {"forced_bos_token_id": codes[self._code(codes, target)]}
 
-        short = get_iso_639_1(target) if target in LANGUAGE_TABLE else target
+        short = get_iso_639_1(target)
         for token in (f"<2{short}>", f">>{target}<<", f">>{short}<<"):
             if token in vocabulary:
                 return f"{token} {{text}}", {}
@@ -147,7 +147,7 @@ class Seq2SeqTranslator:
 
     def _code(self, codes: Mapping[str, int], language: str) -> str:
         """Return the language code of the tokenizer, such as `fra_Latn` (NLLB), `fr` (M2M100) or `fr_XX` (mBART-50)."""
-        short = get_iso_639_1(language) if language in LANGUAGE_TABLE else language
+        short = get_iso_639_1(language)
         pattern = re.compile(rf"{language}_[A-Z][a-z]{{3}}|{short}(_[A-Z]{{2}})?")
         if get_flores_code(language) in codes:
             return get_flores_code(language)

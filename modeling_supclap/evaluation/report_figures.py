@@ -42,24 +42,35 @@ def figures(results: Results) -> Iterator[tuple[str, str]]:
 def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     """Draw histograms of the cosine similarity of clip-caption pairs (SupCLAP figure 4) as an SVG string.
 
-    The figure shows the correct pairs in each language, and the wrong pairs in the first language.
+    Each language has a panel with its correct pairs, and with the wrong pairs in the first language.
     """
-    figure, axes = _figure(3.4)
-    curves = {}
-    # the color C0 is for audio in the projection
-    for number, language in enumerate(languages, start=1):
-        curves[f"correct, {language}"] = (results.arrays[f"similarity/{language}/positive"], {"color": f"C{number}"})
-    wrong = results.arrays[f"similarity/{languages[0]}/negative"]
-    curves[f"wrong, {languages[0]}"] = wrong, {"color": "black", "linestyle": "--"}
+    from matplotlib.figure import Figure
 
-    together = np.concatenate([cosines for cosines, _ in curves.values()]).astype(np.float64)
+    correct = {name: results.arrays[f"similarity/{name}/positive"] for name in languages}
+    wrong = results.arrays[f"similarity/{languages[0]}/negative"]
+    together = np.concatenate([wrong, *correct.values()]).astype(np.float64)
     low, high = together.min(), together.max()
     middle = (low + high) / 2  # of a collapsed model, all cosines are equal
     edges = np.linspace(min(low, middle - 5e-4), max(high, middle + 5e-4), 41)
-    for label, (cosines, style) in curves.items():
-        counts, _ = np.histogram(cosines, edges)
-        axes.stairs(counts / max(len(cosines), 1), edges, label=label, **style)
-    axes.set(xlabel="cosine of clip and caption", ylabel="share of pairs")
+
+    columns = min(len(correct), 2)  # legible on a phone
+    rows = -(-len(correct) // columns)
+    figure = Figure(figsize=(5.6, 2.2 * rows + 0.6), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, (language, cosines) in zip(panels, correct.items(), strict=False):
+        for label, values, style in (
+            ("correct", cosines, {"fill": True, "color": "C0", "alpha": 0.5}),
+            ("wrong", wrong, {"color": "black"}),
+        ):
+            counts, _ = np.histogram(values, edges)
+            axes.stairs(counts / max(len(values), 1), edges, label=f"{label} pairs", **style)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(language, fontsize="medium")
+    for axes in panels[len(correct) :]:
+        axes.remove()
+    figure.supxlabel("cosine of clip and caption", fontsize="medium")
+    figure.supylabel("share of pairs", fontsize="medium")
+    panels[0].legend(frameon=False, fontsize="small")
     return _svg(figure, f"Histograms of the cosine of correct pairs in {', '.join(languages)} and of wrong pairs")
 
 
@@ -69,8 +80,13 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
     A line connects each caption with its clip. If `classes` are passed, colours show the class and markers show the
     language. Otherwise colours show the language.
     """
-    figure, axes = _figure(4.6)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 4.6), layout="constrained")  # small, so that its text is legible on a phone
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
     _draw_projection(axes, results, languages, classes)
+    axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
     colors = f", coloured by class: {', '.join(classes)}" if classes else ""
     return _svg(figure, f"Projection of the embeddings of clips and captions in {', '.join(languages)}{colors}")
 
@@ -151,22 +167,10 @@ def _tsne(embeds: np.ndarray) -> np.ndarray:
     return TSNE(perplexity=perplexity, init="pca", random_state=0, metric="cosine", max_iter=500).fit_transform(embeds)
 
 
-def _figure(height: float) -> tuple[Any, Any]:
-    """Create a small figure, so that its text is legible on a phone."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
 def _svg(figure: Any, label: str) -> str:
-    """Add a legend to the right, and convert the figure to SVG with selectable text. The output is deterministic."""
+    """Convert a figure to SVG with selectable text. The output is deterministic."""
     import matplotlib
 
-    (axes,) = figure.axes
-    axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
         figure.savefig(drawn, format="svg", metadata=_NO_METADATA, transparent=True)

@@ -4,7 +4,7 @@
 
 Each graph contains a tower (encoder), its pooling, its projection and the normalisation, and returns unit vectors. The
 batch size and the number of frames or tokens are dynamic. Compute the inputs with `processor(...)`, or export with
-`waveforms=True`: the audio graph then contains the spectrogram, and any tokenizer library reads `tokenizer.json`.
+`waveforms=True`: the audio graph then contains the spectrogram, and `serve.py` embeds texts and files without torch.
 Requires the extra: pip install "supclap[onnx]".
 """
 
@@ -14,9 +14,11 @@ import importlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..encoding import max_window_seconds, min_clip_samples
+from ..encoding import get_chunk_samples, max_chunk_seconds, max_window_seconds, min_clip_samples
 from ..modeling_supclap import SupCLAPModel
-from ..processing_supclap import SupCLAPProcessor
+from ..processing_supclap import REMOVED_CHARACTERS, SupCLAPProcessor
 from .spectrogram import Spectrogram
 
 TOLERANCE = 1e-4
@@ -79,7 +81,11 @@ class Parity:
 
 
 def export_onnx(
-    model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path, waveforms: bool = False
+    model: SupCLAPModel,
+    processor: SupCLAPProcessor,
+    folder: str | Path,
+    waveforms: bool | None = False,
+    fingerprint: str | None = None,
 ) -> list[Parity]:
     """Export both towers to ONNX and compare the graphs with the model. If a check fails, nothing is written.
 
@@ -93,7 +99,9 @@ def export_onnx(
             outputs with their axes, the prefix of captions and whether they are plain, the logit scale and bias, and
             the result of `check_parity`.
         waveforms: Whether the spectrogram is part of `audio.onnx`, for CED, CLAP and CLAP2. Its input is then
-            `waveform` (B, samples): mono clips of equal length, floats in [-1, 1], at the model's sampling rate.
+            `waveform` (B, samples): mono clips of equal length, floats in [-1, 1], at the model's sampling rate. None:
+            if the spectrogram can be exported.
+        fingerprint: `EmbeddingModel.fingerprint` of the model, with which a search index recognises the export.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
@@ -111,13 +119,18 @@ def export_onnx(
     target.parent.mkdir(parents=True, exist_ok=True)
     # Use a temporary folder in the same parent folder, so that finished files can be moved by renaming.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        spectrogram = Spectrogram(processor.feature_extractor) if waveforms else None
+        spectrogram = None
+        if waveforms is not False:
+            with suppress(*() if waveforms else (ValueError,)):
+                spectrogram = Spectrogram(processor.feature_extractor)
+        waveforms = spectrogram is not None
         for name, batches in _batches(exact, processor, waveforms).items():
             graph = Graph(exact, name, batches[0], spectrogram if name == "audio" else None)
             _export(graph, batches, Path(scratch) / f"{name}.onnx")
         parity = check_parity(exact, processor, scratch)
         processor.save_pretrained(scratch)
-        _describe(exact, processor, parity, Path(scratch) / "onnx.json")
+        _describe(exact, processor, parity, fingerprint, Path(scratch) / "onnx.json")
+        shutil.copyfile(Path(__file__).with_name("serve.py"), Path(scratch) / "serve.py")
 
         target.mkdir(exist_ok=True)
         for path in sorted(Path(scratch).iterdir()):
@@ -283,9 +296,14 @@ def _name_axes(path: Path, name: str) -> None:
     onnx.save(model, path)
 
 
-def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence[Parity], path: Path) -> None:
+def _describe(
+    model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence[Parity], fingerprint: str | None, path: Path
+) -> None:
     import onnx
 
+    extractor: Any = processor.feature_extractor
+    rate_hz = extractor.sampling_rate
+    tokens, default = processor.language_tokens
     graphs = {}
     for name in _METHODS:
         graph = onnx.load(path.with_name(f"{name}.onnx"), load_external_data=False).graph
@@ -296,9 +314,15 @@ def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence
     facts = {
         **graphs,
         "projection_dim": model.config.projection_dim,
-        "sampling_rate_hz": processor.feature_extractor.sampling_rate,
+        "fingerprint": fingerprint,
+        "sampling_rate_hz": rate_hz,
+        "min_samples": min_clip_samples(extractor),
+        "chunk_samples": get_chunk_samples(None, rate_hz, 0.0, max_chunk_seconds(extractor)),
         "caption_prefix": processor.caption_prefix,
         "plain_captions": processor.plain_captions,
+        "removed_characters": REMOVED_CHARACTERS,
+        "language_tokens": tokens,
+        "language_token": default,
         "max_tokens": processor.max_tokens,
         "logit_scale": model.logit_scale.exp().item(),
         "logit_bias": None if model.logit_bias is None else model.logit_bias.item(),

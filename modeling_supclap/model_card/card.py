@@ -194,7 +194,7 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
 def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[CardScore]) -> ModelCardData:
     return ModelCardData(
         # The Hub uses ISO 639-1 codes if a language has one.
-        language=[get_iso_639_1(code) if code in LANGUAGES else code for code in facts.languages] or None,
+        language=list(map(get_iso_639_1, facts.languages)) or None,
         license=license,
         license_name="licenses-of-its-parts" if license == "other" else None,
         license_link="README.md" if license == "other" else None,

@@ -9,8 +9,21 @@ for hit in Searcher("field_recordings.index", model).search("rain on a tin roof"
     print(hit.score, hit.file, hit.start_seconds)
 """
 
-from .index import IndexReport, build_index
+from typing import TYPE_CHECKING, Any
+
 from .query import Answer, Hit, Searcher
 from .store import SoundIndex
 
+if TYPE_CHECKING:
+    from .index import IndexReport, build_index
+
 __all__ = ["Answer", "Hit", "IndexReport", "Searcher", "SoundIndex", "build_index"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `index` on first use, because it imports torch, which a query by an exported model does not need."""
+    if name not in ("IndexReport", "build_index"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import index
+
+    return getattr(index, name)

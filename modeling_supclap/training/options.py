@@ -204,7 +204,8 @@ class PaperOptions:
             eq. 9. By default, it trains only the radius.
         shared_radius: Use one radius in both directions of `bi-static` or `bi-dynamic`. SupCLAP 3.2 describes a single
             radius for `bi-static`. By default, each direction has its own.
-        track_drift: Log the drift, radius and positive similarity of the last batch (see `callbacks.DriftCallback`).
+        track_drift: Log the drift, radius and positive similarity of the last batch (`callbacks.DriftCallback`), and
+            draw them in `drift.png`. By default, they are drawn only with `svr`.
         track_language_errors: Log the errors from training on only some of `languages` per step (see
             `callbacks.LanguageErrorsCallback`). Each log then costs as much as a KCL training step.
     """
@@ -216,7 +217,7 @@ class PaperOptions:
     radius_gradients: bool = False
     constraint_gradients: bool = False
     shared_radius: bool = False
-    track_drift: bool = True
+    track_drift: bool | None = None
     track_language_errors: bool = False
 
 

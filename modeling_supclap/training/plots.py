@@ -21,8 +21,8 @@ _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("validation recall", ("eval_mean_recall", "eval_{language}_t2a_R@1", "eval_{language}_a2t_R@1")),
     ("temperature", ("temperature",)),
     ("semantic radius", ("radius_t2a", "radius_a2t")),
-    ("throughput (clips per second)", ("clips_per_second",)),
 )
+_LEAST_SPAN = 0.1  # of the vertical axis, as a share of its middle
 _DRIFT_CURVES = {
     "drift_cosine": "InfoNCE, text to audio",
     "drift_cosine_svr": "with support vectors",
@@ -34,7 +34,7 @@ Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 
 def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
-    """Plot loss, validation recall with its chance level, temperature, radius and throughput over the training steps.
+    """Plot loss, validation recall with its chance level, temperature and radius over the training steps.
 
     Args:
         log_history: Training log, `trainer.state.log_history`.
@@ -152,6 +152,11 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
         names = " or ".join(sorted({key for key, _ in curves.values()}))
         raise ValueError(f"none of the runs {list(curves)} has logged {names}")
     axes.set(title=title, xlabel=xlabel)
+    low, high = axes.get_ylim()
+    middle = (low + high) / 2
+    half = _LEAST_SPAN * abs(middle) / 2
+    if xlabel == "step" and high - low < 2 * half:  # otherwise, a change in the fourth digit looks like a swing
+        axes.set_ylim(middle - half, middle + half)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 

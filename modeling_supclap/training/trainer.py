@@ -242,7 +242,7 @@ class SupCLAPTrainer(Trainer):
             built.append(self._ema)
         if args.early_stopping_patience is not None:
             built.append(EarlyStoppingCallback(args.early_stopping_patience))
-        if args.track_drift:
+        if args.track_drift is not False:
             built.append(DriftCallback(self.module.objective, self._logs, args.learning_rate))
         if args.track_language_errors and self.train_rows is not None:
             light = without_audio(self.train_rows)
@@ -276,7 +276,7 @@ class SupCLAPTrainer(Trainer):
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
         radius = regularizer.radius_of("t2a") if isinstance(regularizer, SupportVectorRegularizer) else None
-        if not self.args.track_drift or self.args.sharding is not None:
+        if self.args.track_drift is False or self.args.sharding is not None:
             return retrieval
 
         def with_drift(prediction: Any) -> dict[str, float]:

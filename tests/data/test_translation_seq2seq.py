@@ -165,8 +165,7 @@ def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
     assert french != german
     assert Seq2SeqTranslator(str(tmp_path / "opus-en-fr")).translate(TEXTS, "eng", "fra") == french
     translator.check("eng", "jpn")  # a missing model is detected when it is loaded
-    with pytest.raises(ValueError, match=r"'swe'.*'eng', 'fra'"):
-        translator.check("eng", "swe")
+    assert translator._model_name("eng", "swe").endswith("opus-en-sv")  # not one of the eight
 
 
 def test_a_token_or_a_prompt_selects_the_language(t5):

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,11 +12,13 @@ import builders
 import numpy as np
 import open_clip_folders as folders
 import pytest
+import soundfile
 import torch
 from audio_encoders import make_encoder
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import load_model, processor_from_clap, supclap_from_clap
+from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.integrations import onnx as onnx_export
 from modeling_supclap.integrations.onnx import check_parity, export_onnx
 from modeling_supclap.recipes import export_onnx as recipe
@@ -23,6 +26,9 @@ from modeling_supclap.recipes import export_onnx as recipe
 pytestmark = pytest.mark.skipif(
     find_spec("onnxscript") is None or find_spec("onnxruntime") is None, reason="the extra onnx is not installed"
 )
+
+if find_spec("onnxruntime"):
+    from modeling_supclap.integrations import serve as serving
 
 CHUNK_SAMPLES = 1012 * 160
 _INPUTS = {"audio": ("input_features", "audio_attention_mask"), "text": ("input_ids", "attention_mask")}
@@ -57,7 +63,7 @@ def by_recipe(tmp_path_factory):
     place = tmp_path_factory.mktemp("recipe")
     model.save_pretrained(place / "model")
     processor.save_pretrained(place / "model")
-    recipe.main([str(place / "model"), "--out", str(place / "deep" / "out")])
+    recipe.main([str(place / "model"), "--out", str(place / "deep" / "out"), "--no-waveforms"])
     return model, processor, place / "deep" / "out"
 
 
@@ -156,6 +162,86 @@ def test_the_code_of_the_readme_runs(by_recipe, monkeypatch, capsys):
     with torch.no_grad():
         expected = model(**inputs.convert_to_tensors("pt")).logits_per_audio.numpy()
     np.testing.assert_allclose(names["logits"], expected, atol=1e-3)
+
+
+SERVE = """
+import sys
+sys.modules |= {"torch": None, "torchaudio": None, "transformers": None, "modeling_supclap": None}
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from serve import Exported
+exported = Exported(sys.argv[1])
+texts = [exported.encode_text(["A dog, barks!"], language) for language in sys.argv[2].split(",")]
+np.savez(sys.argv[3], text=np.concatenate(texts), audio=exported.encode_files(sys.argv[4:]))
+"""
+
+
+def serve(folder, languages, files):
+    """Return the embeddings of `serve.py` in a process that can import neither torch nor transformers."""
+    command = [sys.executable, "-c", SERVE, str(folder), ",".join(languages), str(files[0].with_suffix(".npz"))]
+    subprocess.run([*command, *map(str, files)], check=True, cwd=folder, timeout=120)
+    return np.load(files[0].with_suffix(".npz"))
+
+
+def write_noise(folder, **seconds):
+    files = []
+    for name, length in seconds.items():
+        files.append(folder / f"{name}.wav")
+        soundfile.write(files[-1], builders.noise(round(length * 16000), seed=len(files)), 16000, "FLOAT")
+    return files
+
+
+@pytest.mark.process
+def test_serving_needs_no_torch(by_recipe, tmp_path):
+    model, processor, folder = by_recipe
+    processor.plain_captions = True
+    try:
+        fingerprint = load_embedding_model(model, processor).fingerprint
+        export_onnx(model, processor, tmp_path / "out", waveforms=None, fingerprint=fingerprint)
+        files = write_noise(tmp_path, short=0.4, long=23.0)
+        found = serve(tmp_path / "out", ["eng", "fra", "zho_Hans"], files)
+        expected = model.encode_text(["A dog, barks!"] * 3, processor, language=["eng", "fra", "zho"])
+        assert not np.allclose(expected[0], expected[1], atol=1e-3)
+        np.testing.assert_allclose(found["text"], expected, atol=1e-4)
+        np.testing.assert_allclose(found["audio"], model.encode_audio(files, processor), atol=1e-4)
+    finally:
+        processor.plain_captions = False
+    assert serving.Exported(tmp_path / "out").fingerprint == fingerprint
+    with pytest.raises(ValueError, match="'ita'"):
+        serving.Exported(tmp_path / "out").encode_text(["un cane"], "ita")
+    with pytest.raises(ValueError, match="blank"):
+        serving.Exported(tmp_path / "out").encode_text(["?!"])
+    with pytest.raises(ValueError, match="--waveforms"):
+        serving.Exported(folder).encode_files(files)
+
+
+def test_a_served_recording_has_chunks_and_a_rate(by_recipe, tmp_path, monkeypatch):
+    """The last chunk ends with the recording, and a few samples more make no chunk."""
+    exported = serving.Exported(by_recipe[2])
+    chunks = []
+
+    class Session:
+        def run(self, _, inputs):
+            chunks.append(inputs["waveform"][0])
+            return [np.array([[np.sqrt(len(chunks[-1])), chunks[-1][0]]])]
+
+    monkeypatch.setattr(exported, "audio", Session(), raising=False)
+    exported.facts |= {"audio.onnx": {"inputs": {"waveform": []}}, "chunk_samples": 16000, "min_samples": 100}
+    (file,) = write_noise(tmp_path, sound=2.5)
+    waveform, _ = soundfile.read(file, dtype="float32")
+    exported.encode_files([str(file)])
+    assert [len(chunk) for chunk in chunks] == [16000] * 3
+    np.testing.assert_array_equal(chunks[2], waveform[-16000:])
+
+    chunks.clear()
+    exported.encode_files(list(map(str, write_noise(tmp_path, sound=2.005))))
+    assert len(chunks) == 2
+    with pytest.raises(ValueError, match="shorter"):
+        exported.encode_files(list(map(str, write_noise(tmp_path, sound=0.005))))
+
+    tone = np.sin(2 * np.pi * 440 * np.arange(48000) / 48000).astype(np.float32)
+    resampled = serving.resample(tone, 48000, 16000)
+    np.testing.assert_allclose(resampled, tone[::3], atol=1e-3)
 
 
 def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch):
@@ -273,7 +359,7 @@ def clap2(request, tmp_path_factory):
     settings = folders.write_folder(place / "model", name)
     settings["model_cfg"]["audio_cfg"]["patch_pad_mode"] = fill
     (place / "model" / "open_clip_config.json").write_text(json.dumps(settings))
-    recipe.main([str(place / "model"), "--out", str(place / "onnx")])
+    recipe.main([str(place / "model"), "--out", str(place / "onnx"), "--no-waveforms"])
 
     sessions = {}
     for kind in ("audio", "text"):

@@ -1,10 +1,19 @@
 """The table of languages, compared with tables of other projects."""
 
+import sys
+
 import pytest
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as M2M100_CODES
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_CODES
 
-from modeling_supclap.languages import LANGUAGE_TABLE, LANGUAGES, get_flores_code, get_iso_639_1, get_language_name
+from modeling_supclap.languages import (
+    LANGUAGE_TABLE,
+    LANGUAGES,
+    get_flores_code,
+    get_iso_639_1,
+    get_language_name,
+    require_language_code,
+)
 
 
 def test_the_papers_have_eight_and_english_is_the_anchor():
@@ -24,8 +33,35 @@ def test_codes_and_names_are_unique():
         assert len(set(column)) == len(LANGUAGES)
 
 
-def test_an_unknown_language_has_a_description_but_no_code():
+def test_other_languages_have_the_names_and_codes_of_iso_639():
+    assert [get_language_name(code) for code in ("ita", "cmn")] == ["Italian", "Mandarin Chinese"]
+    assert [get_iso_639_1(code) for code in ("ita", "cmn")] == ["it", "cmn"]
     assert "qaa" in get_language_name("qaa")
+
+
+def test_other_languages_have_the_only_code_of_a_tokenizer():
+    assert NLLB_CODES.count("ita_Latn") == 1
+    assert get_flores_code("ita", NLLB_CODES) == "ita_Latn"
+    assert get_flores_code("zho", ["zho_Hant", "zho_Hans"]) == "zho_Hans"
+    assert get_flores_code("ace", NLLB_CODES) == "ace"  # two scripts
+    assert get_flores_code("ita") == "ita"
     assert get_flores_code("por_Latn") == "por_Latn"
-    with pytest.raises(ValueError, match="'qaa'"):
-        get_iso_639_1("qaa")
+
+
+@pytest.mark.parametrize("language", ["it", "Italian", "ita_latn"])
+def test_errors_suggest_codes(language):
+    with pytest.raises(ValueError, match="ISO 639-3"):
+        require_language_code(language)
+    require_language_code("ita")
+
+
+def test_older_three_letter_codes_are_refused():
+    with pytest.raises(ValueError, match="'deu'"):
+        require_language_code("ger")
+
+
+def test_models_from_folders_need_no_names_of_languages(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycountry", None)
+    assert (get_language_name("deu"), get_iso_639_1("deu"), get_iso_639_1("ita")) == ("German", "de", "ita")
+    with pytest.raises(ValueError, match="three letters"):
+        require_language_code("de")

@@ -62,6 +62,18 @@ def test_mixed_languages_in_one_batch(sonar_processor):
         assert (row[~mask.bool()] == sonar_processor.tokenizer.pad_token_id).all()
 
 
+def test_other_languages_of_the_tokenizer():
+    tokenizer = builders.nllb_tokenizer()
+    tokenizer.add_tokens(["ita_Latn", "ace_Arab", "ace_Latn"], special_tokens=True)
+    processor = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
+    ids = processor(text=["un cane", "a dog"], language=["ita", "eng"])["input_ids"]
+    assert tokenizer.convert_ids_to_tokens([row[0] for row in ids]) == ["ita_Latn", "eng_Latn"]
+    with pytest.raises(ValueError, match="no language 'tlh'"):
+        processor(text="Qapla", language="tlh")  # Klingon: a code of ISO 639-3, not of NLLB
+    with pytest.raises(ValueError, match=r"ace_Arab.*ace_Latn"):
+        processor(text="asee", language="ace")  # two scripts
+
+
 def test_tokenizer_setting_stays_and_is_the_default(sonar_processor):
     tokenizer = sonar_processor.tokenizer
     tokenizer.src_lang = "spa_Latn"

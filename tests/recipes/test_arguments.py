@@ -8,9 +8,12 @@ import re
 import sys
 from dataclasses import dataclass, field
 
+import builders
 import dataset_folders
 import pytest
+import soundfile
 
+from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import format_help, list_options, parse_arguments, read_settings
 from modeling_supclap.recipes.options import DataArguments, DatasetArguments, EvaluationArguments, as_mapping
@@ -121,7 +124,7 @@ def test_options_of_the_builder_go_by_their_own_names(write):
     }  # fmt: skip
     assert args.languages == ["fra"]  # an option that the recipe also has sets that of the recipe
 
-    data, _ = parse("--dataset", "webdataset", "--data_dir", "d", "--language", "fra")
+    data, _ = parse("--dataset", "webdataset", "--data_dir", "d", "--language", "fra", "--languages", "fra")
     assert data.builder_options == {"data_dir": "d", "language": "fra"}
 
     data, _ = parse(path, "--dataset", "audio_folder", "--data_dir", "d")
@@ -326,3 +329,39 @@ def test_many_missing_recordings_require_allow_missing(tmp_path):
 def test_the_languages_of_an_evaluation_are_checked():
     with pytest.raises(ValueError, match=r"'de'.*'deu'"):
         EvaluationArguments(languages=["de"])
+
+
+def test_datasets_read_the_languages_of_the_recipe():
+    words = ["--output_dir", "o", "--languages", "eng", "ita", "--eval_languages", "por"]
+    (data, _) = parse("--dataset", "audio_folder", "--encoding", "utf-8", *words)
+    assert data.builder_options == {"encoding": "utf-8", "languages": [*LANGUAGES, "ita", "por"]}
+    (data, _) = parse("--dataset", "webdataset", "--language", "fra", *words)
+    assert data.builder_options == {"language": "fra", "languages": ["fra", "eng", "ita", "por"]}
+    (data, _) = parse("--dataset", "audio_folder", "--dataset_config", '{"languages": ["por"]}', *words)
+    assert data.builder_options == {"languages": ["por"]}
+    (data, _) = parse("--dataset", "audio_folder", "--output_dir", "o", "--languages", "deu")  # one of the eight
+    assert data.builder_options == {}
+    (data, _) = parse("--dataset", "esc50", *words)  # names no languages
+    assert data.builder_options == {}
+
+
+def test_datasets_of_a_mixture_read_the_languages_of_the_recipe():
+    entries = ['{"dataset": "audio_folder", "data_dir": "a"}', '{"dataset": "esc50"}']
+    data, _ = parse_arguments(
+        (DataArguments, SupCLAPTrainingArguments),
+        ["--datasets", *entries, "--output_dir", "o", "--languages", "eng", "ita"],
+    )
+    assert data.builder_options["audio_folder"]["languages"] == [*LANGUAGES, "ita"]
+    assert "languages" not in data.builder_options["esc50"]
+
+
+def test_a_folder_in_other_languages_needs_no_other_option(tmp_path):
+    for index in range(4):
+        soundfile.write(tmp_path / f"{index}.wav", builders.tone(300.0 + 100 * index), builders.RATE_HZ)
+    lines = ["file_name,caption,caption_ita"]
+    lines += [f"{index}.wav,a tone {index},un tono {index}" for index in range(4)]
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    words = ["--dataset", "audio_folder", "--data_dir", str(tmp_path), "--languages", "eng", "ita"]
+    data, _ = parse(*words, "--output_dir", "o")
+    row = data.load_splits()["train"][0]
+    assert row["captions"]["ita"] == [row["captions"]["eng"][0].replace("a tone", "un tono")]

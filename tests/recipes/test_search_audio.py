@@ -5,6 +5,7 @@ import inspect
 import io
 import json
 import re
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,6 +64,37 @@ def test_index_then_query(saved, sounds, tmp_path, capsys):
     found = json.loads(search(capsys, "query", index, "--audio", sounds / "tone3.wav", "--json"))
     assert (found["hits"][0]["file"], found["stands_out"]) == ("tone3.wav", None)
     assert "1 unchanged" not in search(capsys, "index", sounds, "--model", saved, "--index", index, "--quiet")
+
+
+@pytest.mark.process
+def test_an_exported_model_in_the_index_answers_without_torch(saved, sounds, tmp_path, capsys):
+    pytest.importorskip("onnxscript")
+    from modeling_supclap.recipes import export_onnx
+
+    index = tmp_path / "index"
+    search(capsys, "index", sounds, "--model", saved, "--index", index, "--quiet")
+    words = ["query", str(index), "a dog barks", "--json"]
+    expected = json.loads(search(capsys, *words))["hits"]
+    export_onnx.main([str(saved), "--out", str(index / "onnx")])
+    capsys.readouterr()
+    code = """import sys
+from modeling_supclap.recipes.command import main
+main()
+assert not {"torch", "transformers", "datasets"} & sys.modules.keys()
+"""
+    command = [sys.executable, "-c", code, "search"]
+    printed = subprocess.run([*command, *words], check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    found = json.loads(printed)["hits"]
+    assert [hit["file"] for hit in found] == [hit["file"] for hit in expected]
+    assert [hit["score"] for hit in found] == pytest.approx([hit["score"] for hit in expected], abs=1e-4)
+    by_sound = json.loads(search(capsys, "query", index, "--audio", sounds / "tone3.wav", "--json"))  # by the model
+    assert by_sound["hits"][0]["file"] == "tone3.wav"
+
+    facts = json.loads((index / "onnx" / "onnx.json").read_text())
+    (index / "onnx" / "onnx.json").write_text(json.dumps({**facts, "fingerprint": "another"}))
+    with pytest.raises(SystemExit):
+        search(capsys, *words)
+    assert "another fingerprint" in capsys.readouterr().err
 
 
 def test_code_of_a_model_must_be_trusted_by_index_and_by_query(sounds, tmp_path, capsys):

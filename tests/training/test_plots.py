@@ -26,7 +26,7 @@ def test_panels_follow_the_log(tmp_path):
     plot_training_curves(HISTORY, tmp_path / "narrow.png")
     plot_training_curves(HISTORY + EVALUATED, tmp_path / "wide.png")
     narrow, wide = imread(tmp_path / "narrow.png"), imread(tmp_path / "wide.png")
-    assert wide.shape[1] == pytest.approx(1.5 * narrow.shape[1], abs=2)
+    assert wide.shape[1] == pytest.approx(2 * narrow.shape[1], abs=2)
     assert wide[..., :3].std() > 0.05
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -49,11 +49,25 @@ def test_the_chance_level_is_a_line_in_the_panel_of_the_recall(tmp_path, drawn):
     for entry in evaluated:
         entry |= {f"{name}_chance": level for name, level in levels.items()}
     plot_training_curves(HISTORY + evaluated, tmp_path / "curves.png")
-    _, recall, _ = drawn[0].axes
+    _, recall = drawn[0].axes
     dotted = [line for line in recall.lines if line.get_linestyle() == ":"]
     assert [set(line.get_ydata()) for line in dotted] == [{0.125}, {0.0625}]
     names = ["mean_recall", "chance of mean_recall", "eng_t2a_R@1"]
     assert recall.get_legend_handles_labels()[1] == [*names, "chance of eng_t2a_R@1"]
+
+
+def test_an_axis_does_not_magnify_noise(tmp_path, drawn):
+    history = [{"step": step, "temperature": 0.0652 + step * 1e-5, "loss": 10.0 - step} for step in range(8)]
+    plot_training_curves(history, tmp_path / "curves.png")
+    loss, temperature = drawn[0].axes
+    low, high = temperature.get_ylim()
+    assert (high - low, (low + high) / 2) == pytest.approx((0.0065, 0.0652), rel=0.01)
+    assert loss.get_ylim() == pytest.approx((3.0, 10.0), abs=0.5)  # a real change fills the panel
+
+
+def test_throughput_is_no_curve_of_learning(tmp_path, drawn):
+    plot_training_curves(HISTORY, tmp_path / "curves.png")
+    assert [axes.get_title() for axes in drawn[0].axes] == ["training loss"]
 
 
 # ---- drift ----
