@@ -116,6 +116,11 @@ class EmbeddedSplit:
             sources.append(str(row.get("source") or row["clip_id"]))
         self.ids, self.sources = np.array(ids), np.array(sources)
 
+    @property
+    def unit(self) -> str:
+        """Name of the units of bootstrap intervals: "clips" if each clip is a recording, else "recordings"."""
+        return "clips" if len(np.unique(self.sources)) == len(self.ids) else "recordings"
+
     def by_dataset(self) -> dict[str, EmbeddedSplit]:
         """Return `{dataset name: split}` if the rows are from several datasets (`mixture.mix`), else an empty dict."""
         indices: dict[str, list[int]] = {}

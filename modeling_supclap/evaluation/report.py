@@ -18,6 +18,7 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.languages import LANGUAGES
+from modeling_supclap.metrics.bootstrap import describe_units, list_units
 from modeling_supclap.metrics.names import get_metric
 
 from .report_figures import figures
@@ -61,12 +62,14 @@ Column = tuple[str, str]  # (direction or "", metric)
 class Table(NamedTuple):
     """Table of the report. `lines` contains the model's scores, the chance levels and the best published scores.
 
-    `papers` contains rows with published scores, `{title of the table in a paper: rows}`.
+    `papers` contains rows with published scores, `{title of the table in a paper: rows}`. `units` is a sentence about
+    the resampled units.
     """
 
     columns: Sequence[Column]
     lines: list[Line]
     papers: dict[str, list[Line]]
+    units: str = ""
 
     def groups(self) -> list[tuple[str, int]]:
         """Return the column groups as a list of (direction title, number of columns)."""
@@ -149,7 +152,8 @@ def _verdicts(results: Results) -> list[str]:
         subject = SECTIONS[task].summary[1].format(language=each.place[1].replace("_", " "))
         sentence = f"{subject[0].upper()}{subject[1:]} in {value} % of the cases (chance {chance} %"
         sentence += f", an order-blind model {blind} %" if blind else ""
-        sentence += f"; interval {interval} %)" if interval else ")"
+        units = describe_units(each.units, each.unit)
+        sentence += "".join(f"; {part}" for part in (interval and f"interval {interval} %", units) if part) + ")"
 
         level = max(each.chance or 0.0, each.order_blind or 0.0)
         baseline = "an order-blind model" if blind else "chance"
@@ -258,7 +262,8 @@ def _table(
             values.append(choose(published[language, column], default=None))
         if any(values):
             lines.append(Line("best", f"best in papers, {OF_PAPERS.get(language, language)}", values))
-    return Table(columns, lines, {title: list(section.values()) for title, section in sections.items()})
+    units = list_units((score.units, score.unit) for scores in rows.values() for score in scores.values())
+    return Table(columns, lines, {title: list(section.values()) for title, section in sections.items()}, units)
 
 
 def _write_cell(cell: Any, metric: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES, bootstrap_intervals
+from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES, bootstrap_intervals, count_units, describe_units
 from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.metrics.names import DIRECTIONS as DIRECTIONS
 from modeling_supclap.metrics.names import METRICS, MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, MetricName, get_metric
@@ -134,11 +134,28 @@ SECTIONS = {
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 
 
+class Interval(NamedTuple):
+    """Confidence interval of a score.
+
+    Attributes:
+        low: Lower end, or None with too few units (see `describe_units`).
+        high: Upper end, or None.
+        units: Number of resampled units.
+        unit: Name of the units, such as "recordings".
+    """
+
+    low: float | None
+    high: float | None
+    units: int
+    unit: str
+
+
 @dataclass
 class Intervals:
     """Confidence intervals, computed by percentile bootstrap over source recordings.
 
-    With `positives="captions"`, recordings with the same captions are resampled together.
+    With `positives="captions"`, recordings with the same captions are resampled together. There is no interval with
+    fewer than 10 of these units.
 
     Attributes:
         num_resamples: Number of bootstrap resamples; 0 disables intervals.
@@ -151,32 +168,37 @@ class Intervals:
     seed: int = 0
 
     def draw(
-        self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray
-    ) -> dict[str, tuple[float, float] | None]:
-        """Compute an interval (low, high) for the mean of each metric over Q queries, from its outcomes (Q,).
+        self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray, unit: str
+    ) -> dict[str, Interval | None]:
+        """Compute an interval for the mean of each metric over Q queries, from its outcomes (Q,).
 
-        The bootstrap resamples whole clusters, such as recordings. All values are None if `num_resamples` is 0 or if
-        there is only one cluster.
+        The bootstrap resamples whole clusters (Q,), such as recordings, or both recordings of each pair (Q, 2). `unit`
+        is the name of the clusters. All values are None if `num_resamples` is 0.
         """
-        clusters = np.asarray(clusters)
-        if self.num_resamples == 0 or (clusters == clusters[0]).all():
+        if self.num_resamples == 0:
             return dict.fromkeys(outcomes)
-        return {**bootstrap_intervals(outcomes, clusters.tolist(), **asdict(self))}
+        count, intervals = count_units(clusters), {}
+        for name, ends in bootstrap_intervals(outcomes, clusters, **asdict(self)).items():
+            intervals[name] = Interval(*(ends or (None, None)), count, unit)
+        return intervals
 
 
 def score(
     value: float,
-    interval: tuple[float, float] | None = None,
+    interval: Interval | tuple[float, float] | None = None,
     chance: float | None = None,
     order_blind: float | None = None,
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     """Create a score dict as stored in `results.json`, with the fields of `Score` except `place`.
 
     >>> score(0.5, (0.4, 0.6), 0.1)
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
+    >>> score(0.5, Interval(None, None, 2, "recordings"))
+    {'value': 0.5, 'low': None, 'high': None, 'chance': None, 'units': 2, 'unit': 'recordings'}
     """
-    low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
+    low, high, *units = interval or (None, None)
     fields = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
+    fields |= zip(("units", "unit"), units, strict=False)
     return fields if order_blind is None else {**fields, "order_blind": float(order_blind)}
 
 
@@ -189,6 +211,8 @@ class Score:
         value: The score; accuracies and recalls are fractions in [0, 1].
         chance: Expected score of random answers, or None.
         order_blind: Score of a model that ignores the order of sounds, or None.
+        units: Number of units that the interval resamples, or None if unknown. With too few, there is no interval.
+        unit: Name of these units, such as "recordings".
     """
 
     place: tuple[str, ...]
@@ -197,6 +221,8 @@ class Score:
     high: float | None = None
     chance: float | None = None
     order_blind: float | None = None
+    units: int | None = None
+    unit: str = "units"
 
     @property
     def metric(self) -> MetricName:
@@ -294,12 +320,11 @@ class Results:
 
     def table(self) -> str:
         """Format all scores as a text table with intervals and chance levels. Fractions are shown as percentages."""
-        lines = [["score", "value", "interval", "chance", "order-blind"]]
+        lines = [["score", "value", "interval", "chance", "order-blind", "resampled units"]]
         for each in flat_scores(self.scores):
-            lines.append([" ".join(each.place), *each.cells()])
-        if not any(line[-1] for line in lines[1:]):
-            lines = [line[:-1] for line in lines]
-        return Table(lines).to_text()
+            lines.append([" ".join(each.place), *each.cells(), describe_units(each.units, each.unit)])
+        used = [column for column, cells in enumerate(zip(*lines, strict=True)) if column < 4 or any(cells[1:])]
+        return Table([[line[column] for column in used] for line in lines]).to_text()
 
     def _repr_html_(self) -> str:
         """Show `table` in notebooks."""

@@ -119,10 +119,10 @@ def to_csv(records: Sequence[Record]) -> str:
 def write_tables(stem: Path, title: str, tables: Sequence[Table], records: Sequence[Record], caption: str = "") -> str:
     """Write tables as `.md`, `.html` and `.tex`, and their records as `.csv`. Return the Markdown.
 
-    `caption` is written below the last table.
+    `caption` is written below the last table, after the table's own.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
-    tables = [*tables[:-1], replace(tables[-1], caption=caption)]
+    tables = [*tables[:-1], replace(tables[-1], caption=f"{tables[-1].caption} {caption}".strip())]
     markdown = "\n\n".join(table.to_markdown() for table in tables) + "\n"
     packages = "% needs \\usepackage{booktabs, graphicx}\n"
     write_text(stem.with_suffix(".csv"), to_csv(records))
