@@ -280,7 +280,8 @@ def run(args: EvaluationArguments, suite: Mapping[str, EvaluationArguments] | No
     from modeling_supclap import evaluation
     from modeling_supclap.conversion import find_kind
     from modeling_supclap.evaluation.models import find_function
-    from modeling_supclap.recipes.compare_results import write_tables
+    from modeling_supclap.evaluation.seeds import tabulate_datasets
+    from modeling_supclap.recipes.compare_results import save_table
 
     if not args.model or len(set(args.model)) < len(args.model):
         raise ValueError(f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function")
@@ -302,7 +303,8 @@ def run(args: EvaluationArguments, suite: Mapping[str, EvaluationArguments] | No
             results = evaluate(each, model, *prepared[dataset], Path(args.output_dir, subfolder))
             tables[dataset][name] = {each.seed: results}
     if is_table:
-        write_tables(tables, args.output_dir, allow_different=True)  # models may skip different recordings
+        # models may skip different recordings
+        save_table(tabulate_datasets(tables, allow_different=True), args.output_dir)
 
 
 if __name__ == "__main__":

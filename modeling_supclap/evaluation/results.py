@@ -258,10 +258,12 @@ class Results:
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
             query ids ("query_id") and the bootstrap clusters ("cluster").
+        seed: Seed of the run, if `load_results` knows it; it is not saved.
     """
 
     content: dict[str, Any]
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    seed: int | None = None
 
     @property
     def scores(self) -> dict[str, Any]:

@@ -406,6 +406,8 @@ class SupCLAPTrainer(Trainer):
             self._ema.checkpoint = checkpoint
             self._has_checked_gradients = False
             self._set_precision()
+            # evaluation names the model by it, not by its start
+            self.clap.trained_in = Path(folder).absolute().name
             return super().train(checkpoint, *args, **kwargs)
 
     def _refuse_unknown_metric(self) -> None:
