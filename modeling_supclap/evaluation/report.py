@@ -122,6 +122,8 @@ def render_report(results: Results, rows: Any = None) -> str:
         sections=SECTIONS,
         zste_tasks=ZSTE_TASKS,
         tables=_tables(results),
+        groups=_group_tables(results),
+        group_column=content.get("groups", {}).get("column"),
         bars=bars,
         class_bars=sorted(per_class.items(), key=lambda item: -item[1]),
         confusion=confusion,
@@ -205,6 +207,22 @@ def _tables(results: Results) -> dict[str, Table]:
         for _, task in tables["zste"].columns:
             cells.append(form(agreement[task]["MRV"]["value"]) if task in agreement else None)
         tables["zste"].lines.append(Line("ours", "MRV over the languages", cells))
+    return tables
+
+
+def _group_tables(results: Results) -> dict[str, Table]:
+    """Build one table per task with a row for each group. The row names the resampled units, which differ by group."""
+    rows: dict[str, dict[str, dict[Column, Score]]] = {}
+    for value, each in results.group_scores():
+        task, language, *between, metric = each.place
+        direction = between.pop() if between and between[-1] in DIRECTIONS else ""
+        name = "; ".join(filter(None, [", ".join([value, language, *between]), describe_units(each.units, each.unit)]))
+        rows.setdefault(task, {}).setdefault(name, {})[direction, metric] = each
+    tables = {}
+    for task, of_task in rows.items():
+        columns = list(dict.fromkeys(itertools.chain(*of_task.values())))
+        lines = [Line("ours", name, list(map(scores.get, columns))) for name, scores in of_task.items()]
+        tables[task] = Table(columns, lines, {})
     return tables
 
 

@@ -254,7 +254,8 @@ class Results:
 
     Attributes:
         content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device;
-            only this part differs between repeated evaluations), and "training" for a training run.
+            only this part differs between repeated evaluations), "training" for a training run, and "groups" with the
+            column and the scores of each of its values, if `group_by` is set.
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
             query ids ("query_id") and the bootstrap clusters ("cluster").
@@ -320,11 +321,21 @@ class Results:
         with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
             return cls(content, dict(stored))
 
+    def group_scores(self) -> Iterator[tuple[str, Score]]:
+        """Iterate over the main scores of each group, if `group_by` was set, as (value of the column, score)."""
+        for value, scores in self.content.get("groups", {"scores": {}})["scores"].items():
+            for each in flat_scores(scores):
+                if each.place[-1] in SECTIONS[each.place[0]].card_metrics:
+                    yield value, each
+
     def table(self) -> str:
         """Format all scores as a text table with intervals and chance levels. Fractions are shown as percentages."""
         lines = [["score", "value", "interval", "chance", "order-blind", "resampled units"]]
         for each in flat_scores(self.scores):
             lines.append([" ".join(each.place), *each.cells(), describe_units(each.units, each.unit)])
+        for value, each in self.group_scores():
+            place = " ".join([self.content["groups"]["column"], f"{value}:", *each.place])
+            lines.append([place, *each.cells(), describe_units(each.units, each.unit)])
         used = [column for column, cells in enumerate(zip(*lines, strict=True)) if column < 4 or any(cells[1:])]
         return Table([[line[column] for column in used] for line in lines]).to_text()
 

@@ -50,7 +50,9 @@ def test_a_model_that_encodes_order_is_always_correct(rows):
     first = arrays["zste/eng/3A/query_id"][0]
     assert first.startswith("concatenated:")
     sources = {f"recording{clip.removeprefix('clip')}" for clip in first.removeprefix("concatenated:").split("+")}
-    assert set(arrays["zste/eng/3A/cluster"][0].split("+")) == sources
+    assert set(arrays["zste/eng/3A/cluster"][0]) == sources
+    assert set(arrays["zste/eng/1A/cluster"].ravel()) == {row["source"] for row in rows}
+    assert (tasks["3A"]["low"], tasks["3A"]["units"], tasks["3A"]["unit"]) == (None, 8, "clips")  # of 8 pairs
 
 
 def test_an_order_blind_model_fails_the_order_tasks(rows):
