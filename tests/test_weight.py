@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 123_400,
+    "modeling_supclap": 125_700,
     "datasets_scripts": 68_700,
-    "metrics": 9_500,
+    "metrics": 9_800,
     "recipes": 30_000,
     "recipes/studies": 14_400,
     "benchmarks": 14_300,

@@ -650,3 +650,11 @@ if __name__ == "__main__":
     report = train_and_report if sys.argv[1] == "train" else predict_and_report
     report(*sys.argv[2:])
     leave_process_group()
+
+
+def test_a_trained_model_is_named_by_its_output_folder(tmp_path):
+    rows = tone_rows(tmp_path)
+    trainer = build(tmp_path / "SVR-seed0", rows, **QUICK)
+    assert load_embedding_model(trainer.clap, trainer.processor).name == "SupCLAPModel"
+    trainer.train()
+    assert load_embedding_model(trainer.clap, trainer.processor).name == "SVR-seed0"
