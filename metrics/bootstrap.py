@@ -212,7 +212,8 @@ def seed_interval(
 
 def _number_units(clusters: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
     """Number the units of the clusters (Q,) or (Q, K) from 0, and return their numbers, (Q, K), or -1 if repeated."""
-    table, order = np.asarray(clusters), {}
+    table = np.asarray(clusters)
+    order: dict[Any, int] = {}
     numbers = [order.setdefault(cluster, len(order)) for cluster in table.ravel().tolist()]
     members = np.sort(np.reshape(numbers, (len(table), -1)), axis=1)
     members[:, 1:][members[:, 1:] == members[:, :-1]] = -1

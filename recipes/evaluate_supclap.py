@@ -124,6 +124,10 @@ def add_groups(rows: Any, builder: Any, args: EvaluationArguments) -> Any:
     for split in load_builder(args.dataset, **options).as_dataset().values():
         for row in without_audio(split):
             values[row["clip_id"]] = "" if row["source"].startswith(FILE_SOURCE) else row["source"]
+    if not any(values.values()):
+        raise ValueError(
+            f"no clip of the dataset has a value in the column {column!r}; set --group_by to another column"
+        )
     return rows.add_column(column, [values.get(clip_id, "") for clip_id in without_audio(rows)["clip_id"]])
 
 

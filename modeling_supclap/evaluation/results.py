@@ -177,7 +177,8 @@ class Intervals:
         """
         if self.num_resamples == 0:
             return dict.fromkeys(outcomes)
-        count, intervals = count_units(clusters), {}
+        count = count_units(clusters)
+        intervals: dict[str, Interval | None] = {}
         for name, ends in bootstrap_intervals(outcomes, clusters, **asdict(self)).items():
             intervals[name] = Interval(*(ends or (None, None)), count, unit)
         return intervals

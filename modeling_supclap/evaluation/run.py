@@ -148,14 +148,15 @@ def score_groups(split: EmbeddedSplit, options: EvaluationOptions) -> dict[str, 
     Raises:
         ValueError: The rows have no such column.
     """
-    column, groups = options.group_by, {}
+    column = options.group_by
+    groups: dict[str, list[int]] = {}
     for index, row in enumerate(split.rows):
         if column not in row:
             raise ValueError(
                 f"group_by is {column!r}, but the rows have the columns {sorted(row)}; name one of them, or add a "
                 "column of this name to the table or with rows.add_column"
             )
-        groups.setdefault(str(row[column]), []).append(index)
+        groups.setdefault(str(row[column] or "no value"), []).append(index)
     scores: dict[str, dict[str, Any]] = {}
     for value, chosen in sorted(groups.items()):
         part, scores[value] = split.select(chosen), {}

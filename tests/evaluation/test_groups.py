@@ -22,7 +22,7 @@ def rows(tmp_path):
 
 
 def run(rows, **options):
-    model = ToneModel(caption_tones(rows))
+    model = ToneModel(caption_tones(rows) | caption_tones(rows, "fra"))
     return evaluate(model, rows, cache=EmbeddingCache(None), tasks=["retrieval", "zero_shot"], **options)
 
 

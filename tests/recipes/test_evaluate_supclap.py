@@ -399,7 +399,7 @@ def test_scores_are_grouped_by_a_column_of_the_table(folder, tmp_path, capsys):
     results = Results.load(tmp_path / "out")
     scores = results.content["groups"]["scores"]
     counts = {site: of_site["zero_shot"]["eng"]["supclap"]["num_clips"] for site, of_site in scores.items()}
-    assert counts == {"": 1, "north": 2, "south": 3}
+    assert counts == {"no value": 1, "north": 2, "south": 3}
     assert "site south: zero_shot eng supclap top1" in capsys.readouterr().out
     assert "by site</h2>" in (tmp_path / "out" / "report.html").read_text()
     assert len(set(results.arrays["clips/source"])) == 6  # the sites are not the sources
