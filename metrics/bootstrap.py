@@ -118,8 +118,8 @@ def bootstrap_intervals(
         weights = np.append(counts, 1)[members].prod(axis=1)  # (C,); the last count is that of no unit
         if weights.any():  # a resample can lack both recordings of each pair
             means.append(weights @ sums / (weights @ sizes))
-    ends = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-    return dict(zip(outcomes, map(tuple, ends.T.tolist()), strict=True))
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0).tolist()
+    return dict(zip(outcomes, zip(low, high, strict=True), strict=True))
 
 
 def paired_test(

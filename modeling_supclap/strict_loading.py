@@ -119,7 +119,14 @@ class StrictLoadingMixin:
 
     transformers initialises missing weights at random and only warns, for example when `SonarTextModel` loads a
     translation model. With `output_loading_info=True` there is no error, because the report lists the missing weights.
+
+    Attributes:
+        loaded_version: `weights_version` after loading, or None.
+        trained_in: Name of the output folder of the trainer, or None.
     """
+
+    loaded_version: int | None = None
+    trained_in: str | None = None
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:

@@ -94,8 +94,9 @@ def evaluate_few_shot(
         for name in outcomes:
             values = [run[0][name]["value"] for run in runs]
             interval = interval_of[name]
-            if interval is not None and interval.low is not None:
-                cell = summarize(values, interval[:2], options.intervals.confidence, is_share=True)
+            if interval is not None and interval.low is not None and interval.high is not None:
+                ends = interval.low, interval.high
+                cell = summarize(values, ends, options.intervals.confidence, is_share=True)
                 interval = interval._replace(low=cell.low, high=cell.high)
             scores[key][name] = score(float(np.mean(values)), interval, first[name]["chance"])
         outcomes |= {"query_id": queries["query_id"], "cluster": queries["cluster"]}

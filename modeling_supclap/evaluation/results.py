@@ -198,7 +198,8 @@ def score(
     {'value': 0.5, 'low': None, 'high': None, 'chance': None, 'units': 2, 'unit': 'recordings'}
     """
     low, high, *units = interval or (None, None)
-    fields = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
+    chance = None if chance is None else float(chance)
+    fields: dict[str, Any] = {"value": float(value), "low": low, "high": high, "chance": chance}
     fields |= zip(("units", "unit"), units, strict=False)
     return fields if order_blind is None else {**fields, "order_blind": float(order_blind)}
 
