@@ -77,7 +77,7 @@ def compare(
         if not len(shared):
             continue
         outcomes, others = outcomes.loc[shared], others.loc[shared]
-        clusters = np.array(outcomes.pop("cluster").tolist())
+        clusters = outcomes.pop("cluster").tolist()
         for metric in filter(others.columns.__contains__, outcomes.columns):
             place = prefix.split("/")
             place += [] if place[-1] == metric else [metric]
@@ -320,7 +320,7 @@ def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
     """
     import pandas
 
-    columns: dict[str, np.ndarray] = {}
+    columns: dict[str, Any] = {}
     for name, values in results.arrays.items():
         path, _, last = name.rpartition("/")
         if path != prefix or last in ("query_id", "top", "predicted", "truth", "confusion"):

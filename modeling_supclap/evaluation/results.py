@@ -179,8 +179,9 @@ class Intervals:
             return dict.fromkeys(outcomes)
         count = count_units(clusters)
         intervals: dict[str, Interval | None] = {}
-        for name, ends in bootstrap_intervals(outcomes, clusters, **asdict(self)).items():
-            intervals[name] = Interval(*(ends or (None, None)), count, unit)
+        for name, ends in bootstrap_intervals(outcomes, np.asarray(clusters).tolist(), **asdict(self)).items():
+            low, high = ends or (None, None)
+            intervals[name] = Interval(low, high, count, unit)
         return intervals
 
 

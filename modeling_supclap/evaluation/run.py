@@ -135,12 +135,15 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
 
     results = make_results(split.model, scores, arrays, protocol, split.clips.embeds.shape[1])
     if options.group_by is not None:
-        results.content["groups"] = {"column": options.group_by, "scores": score_groups(split, options)}
+        results.content["groups"] = {
+            "column": options.group_by,
+            "scores": score_groups(split, options, options.group_by),
+        }
     return results
 
 
-def score_groups(split: EmbeddedSplit, options: EvaluationOptions) -> dict[str, dict[str, Any]]:
-    """Score the clips of each value of the column `options.group_by` alone. Return `{value: scores}`.
+def score_groups(split: EmbeddedSplit, options: EvaluationOptions, column: str) -> dict[str, dict[str, Any]]:
+    """Score the clips of each value of a column of the rows alone. Return `{value: scores}`.
 
     Only retrieval and zero-shot classification are scored. The candidates of retrieval are the clips of the group, and
     languages without captions in it are left out.
@@ -148,7 +151,6 @@ def score_groups(split: EmbeddedSplit, options: EvaluationOptions) -> dict[str, 
     Raises:
         ValueError: The rows have no such column.
     """
-    column = options.group_by
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(split.rows):
         if column not in row:
