@@ -128,7 +128,7 @@ def difference(
         others: Scores of the second system with the same seeds, (n,).
         outcomes: Score of each query, (n, Q). None: do not pair by query.
         other_outcomes: The same of the second system, (n, Q).
-        clusters: Recording of each query, (Q,). One recording gives no interval.
+        clusters: Recording of each query, (Q,), or two, (Q, 2). With fewer than 10, the interval covers only the seeds.
         num_resamples: Number of bootstrap resamples, and of random sign patterns of the test.
         seed: Seed of both.
 
@@ -138,12 +138,13 @@ def difference(
     """
     differences = tuple((np.asarray(values, np.float64) - np.asarray(others, np.float64)).tolist())
     mean, recordings, p_value = float(np.mean(differences)), None, None
-    if outcomes is not None and other_outcomes is not None and clusters is not None and len(set(clusters)) > 1:
+    if outcomes is not None and other_outcomes is not None and clusters is not None:
         first = np.mean(np.atleast_2d(outcomes), axis=0)  # (n, Q) -> (Q,)
         second = np.mean(np.atleast_2d(other_outcomes), axis=0)
         if len(differences) == 1:
             tested = paired_test({"": first}, {"": second}, clusters, num_resamples, seed=seed)[""]
-            recordings, p_value = (tested["low"], tested["high"]), tested["p_value"]
+            low, high, p_value = tested["low"], tested["high"], tested["p_value"]
+            recordings = None if low is None or high is None else (low, high)
         else:
             recordings = bootstrap_intervals({"": first - second}, clusters, num_resamples, seed=seed)[""]
     low, high = recordings or (None, None)

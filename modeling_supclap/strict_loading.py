@@ -22,6 +22,11 @@ def find_file(name: Any, file: str) -> str | None:
         return None
 
 
+def weights_version(model: Any) -> int:
+    """Return a number that grows with each change of the weights in place, such as an optimizer step."""
+    return sum(parameter._version for parameter in model.parameters())
+
+
 @contextmanager
 def naming_damaged_files(folder: Any) -> Iterator[None]:
     """Context manager that raises OSError with the path of a damaged weight file, because other errors do not name it.
@@ -114,7 +119,14 @@ class StrictLoadingMixin:
 
     transformers initialises missing weights at random and only warns, for example when `SonarTextModel` loads a
     translation model. With `output_loading_info=True` there is no error, because the report lists the missing weights.
+
+    Attributes:
+        loaded_version: `weights_version` after loading, or None.
+        trained_in: Name of the output folder of the trainer, or None.
     """
+
+    loaded_version: int | None = None
+    trained_in: str | None = None
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
@@ -145,6 +157,7 @@ class StrictLoadingMixin:
                 f"{missing[:3]}, and has {len(unexpected)} others {unexpected[:3]}; pass a checkpoint of "
                 f"{cls.__name__}, or convert other layouts with recipes/convert_checkpoint.py"
             )
+        model.loaded_version = weights_version(model)
         return model
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

@@ -59,7 +59,7 @@ COMMON = {
     ),
     "Tasks": (
         *("tasks", "positives", "retrieval_metrics", "zero_shot_templates", "zero_shot_languages", "zste_languages"),
-        *("train_split", "shots"),
+        *("train_split", "shots", "group_by"),
     ),
     "Run": ("output_dir", "max_audio_seconds", "chunk_seconds", "batch_size", "device"),
 }
@@ -106,7 +106,29 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, Any, dict[str, int] | Non
 
     if args.folds and len(folds) < sum(map(len, parts)):
         raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; use --split test")
-    return concatenate_datasets(parts), train_rows, folds or None, data
+    return add_groups(concatenate_datasets(parts), builder, args), train_rows, folds or None, data
+
+
+def add_groups(rows: Any, builder: Any, args: EvaluationArguments) -> Any:
+    """Add the column `group_by` of the table of a dataset to its rows, if they lack it and the builder can read it."""
+    from modeling_supclap.datasets_scripts.schema import FILE_SOURCE, without_audio
+
+    column = args.group_by
+    if column is None or column in rows.column_names or not hasattr(builder.config, "columns"):
+        return rows
+    options = {
+        key: value for key, value in args.builder_options.items() if key not in ("translations", "source_column")
+    }
+    options["columns"] = {**options.get("columns", {}), "source": column}
+    values: dict[str, str] = {}
+    for split in load_builder(args.dataset, **options).as_dataset().values():
+        for row in without_audio(split):
+            values[row["clip_id"]] = "" if row["source"].startswith(FILE_SOURCE) else row["source"]
+    if not any(values.values()):
+        raise ValueError(
+            f"no clip of the dataset has a value in the column {column!r}; set --group_by to another column"
+        )
+    return rows.add_column(column, [values.get(clip_id, "") for clip_id in without_audio(rows)["clip_id"]])
 
 
 def join(splits: Mapping[str, Any], names: str) -> Any:
@@ -280,7 +302,8 @@ def run(args: EvaluationArguments, suite: Mapping[str, EvaluationArguments] | No
     from modeling_supclap import evaluation
     from modeling_supclap.conversion import find_kind
     from modeling_supclap.evaluation.models import find_function
-    from modeling_supclap.recipes.compare_results import write_tables
+    from modeling_supclap.evaluation.seeds import tabulate_datasets
+    from modeling_supclap.recipes.compare_results import save_table
 
     if not args.model or len(set(args.model)) < len(args.model):
         raise ValueError(f"model is {args.model}; pass --model with distinct folders, Hub ids or module:function")
@@ -302,7 +325,8 @@ def run(args: EvaluationArguments, suite: Mapping[str, EvaluationArguments] | No
             results = evaluate(each, model, *prepared[dataset], Path(args.output_dir, subfolder))
             tables[dataset][name] = {each.seed: results}
     if is_table:
-        write_tables(tables, args.output_dir, allow_different=True)  # models may skip different recordings
+        # models may skip different recordings
+        save_table(tabulate_datasets(tables, allow_different=True), args.output_dir)
 
 
 if __name__ == "__main__":

@@ -429,7 +429,8 @@ def main() -> None:
 def write_table(rows: Sequence[Row], folder: str) -> None:
     """Write the tables of finished runs. The keys of a model's results are its seeds, or its folds and seeds."""
     from modeling_supclap.evaluation.results import Results
-    from modeling_supclap.recipes.compare_results import write_tables
+    from modeling_supclap.evaluation.seeds import tabulate_datasets
+    from modeling_supclap.recipes.compare_results import save_table
 
     folds = {run[-1].settings.get("test_fold") for row in rows for run in row.runs}
     tables: dict[str, dict[str, dict[Any, Results]]] = {}
@@ -439,7 +440,7 @@ def write_table(rows: Sequence[Row], folder: str) -> None:
             fold, seed = step.settings.get("test_fold"), step.settings["seed"]
             loaded[(fold, seed) if len(folds) > 1 else seed] = Results.load(step.folder)
         tables.setdefault(row.dataset, {})[row.model] = loaded
-    write_tables(tables, Path(folder), allow_different=True)
+    save_table(tabulate_datasets(tables, allow_different=True), folder)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from transformers import BertTokenizer, NllbTokenizer  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # noqa: E402
+from modeling_supclap.metrics import bootstrap  # noqa: E402
 
 # they have no doctests, and pytest imports them by itself
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]
@@ -177,3 +178,9 @@ def pytest_configure(config: pytest.Config) -> None:
     flash = ("flash_attn_test", "flash_attn_3_test", "flash_attn_4_test")
     for mark in ("accelerate_tests", *flash, "is_pipeline_test", "torch_compile_test"):
         config.addinivalue_line("markers", f"{mark}: of transformers' common tests")
+
+
+@pytest.fixture
+def two_units_suffice(monkeypatch):
+    """Compute intervals for small sets, whose numbers are easy to check."""
+    monkeypatch.setattr(bootstrap, "MIN_UNITS", 2)

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 126_900,  # values kept between epochs and runs, functions as objectives, serve.py
+    "modeling_supclap": 129_000,  # values kept between epochs and runs, functions as objectives, serve.py, units
     "datasets_scripts": 70_800,
-    "metrics": 9_300,
+    "metrics": 9_700,
     "recipes": 27_500,
     "recipes/studies": 10_500,
     "benchmarks": 8_800,

@@ -41,6 +41,9 @@ if TYPE_CHECKING:  # `X as X` is public for type checkers
     from .run import evaluate as evaluate
     from .run import make_results as make_results
     from .run import score_split as score_split
+    from .seeds import ScoreTable as ScoreTable
+    from .seeds import load_results as load_results
+    from .seeds import table as table
     from .zero_shot import evaluate_zero_shot as evaluate_zero_shot
     from .zste import evaluate_pairs as evaluate_pairs
     from .zste import evaluate_zste as evaluate_zste
@@ -64,6 +67,7 @@ _MODULES = {
     "results": ("Intervals", "Results", "package_versions", "paper_results"),
     "retrieval": ("evaluate_retrieval", "retrieval_metrics"),
     "run": ("evaluate", "make_results", "score_split"),
+    "seeds": ("ScoreTable", "load_results", "table"),
     "zero_shot": ("evaluate_zero_shot",),
     "zste": ("evaluate_pairs", "evaluate_zste", "temporal_metrics"),
 }

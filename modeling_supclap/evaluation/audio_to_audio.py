@@ -54,7 +54,7 @@ def evaluate_audio_to_audio(
     arrays = {}
     for name in outcomes[0]:
         arrays[name] = np.concatenate([block[name] for block in outcomes])
-    interval_of = options.intervals.draw(arrays, split.sources[indices])
+    interval_of = options.intervals.draw(arrays, split.sources[indices], split.unit)
     chance = dict.fromkeys(RETRIEVAL_METRICS, 0.0)
     pairs, counts = np.unique(np.concatenate(sizes, axis=1), axis=1, return_counts=True)
     for (size, candidates), count in zip(pairs.T.tolist(), counts, strict=True):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES
+from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES, count_units, describe_units, list_units
 from modeling_supclap.metrics.comparison import Cell, Difference, difference, summarize
 from modeling_supclap.metrics.names import get_metric
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     Runs = Mapping[Any, Results]  # results of a model by `Key`
 
 COMPARISON_CAPTION = (
-    "Fractions in percent. In brackets: 95 % interval over recordings. With several seeds or folds: mean ± standard "
-    "deviation, t-interval over the seeds, or over the folds after averaging their seeds. Differences to the first "
-    "model follow; they are paired by query, by seed and query, or by fold. Validation: best score of the split that "
-    "selects the checkpoint; choose settings by it, not by the other columns."
+    "Fractions in percent. In brackets: 95 % interval over the resampled units. With fewer than 10 there is none; with "
+    "few units (at most 30), it is too narrow. With several seeds or folds: mean ± standard deviation, t-interval over "
+    "the seeds, or over the folds after averaging their seeds. Differences to the first model follow; they are paired "
+    "by query, by seed and query, or by fold. Validation: best score of the split that selects the checkpoint; choose "
+    "settings by it, not by the other columns."
 )
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
 _SHOULD_AGREE = ("audio", "missing_clips", "intervals", "selected_on")
@@ -51,14 +52,15 @@ def compare(
 
     Returns:
         One dict per shared score, with "score" (its path), "first" and "second" (means; ranks start at 1), "difference"
-        (second - first), "low" and "high" (confidence interval of the difference), "p_value", and "queries" (number of
-        queries).
+        (second - first), "low" and "high" (confidence interval of the difference), "p_value", "queries" (their number),
+        and "units" and "unit" (number and name of the resampled units).
 
     Raises:
         ValueError: The data or the settings differ, or the results have no score in common.
     """
     check_protocols(first, second, allow_different)
     suffix, table = "/query_id", []
+    scores = {score.place: score for score in flat_scores(second.scores)}
     for name in sorted(first.arrays.keys() & second.arrays.keys()):
         prefix = name.removesuffix(suffix)
         if not name.endswith(suffix) or prefix == "multilingual":
@@ -84,6 +86,7 @@ def compare(
             found = difference([means[1]], [means[0]], *of_queries, clusters, num_resamples, seed)
             row = {"score": " ".join(place), "first": means[0], "second": means[1], "difference": found.value}
             row |= {"low": found.low, "high": found.high, "p_value": found.p_value, "queries": len(shared)}
+            row |= {"units": count_units(clusters), "unit": getattr(scores.get(tuple(place)), "unit", "units")}
             table.append(row)
     if not table:
         raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
@@ -92,13 +95,14 @@ def compare(
 
 def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
     """Format the result of `compare` as a text table. Fractions are shown as percentages."""
-    lines = [["score", "first", "second", "difference", "interval", "p"]]
+    lines = [["score", "first", "second", "difference", "interval", "p", "resampled units"]]
     for row in table:
         metric = get_metric(row["score"].split()[-1])
         cell = Cell(row["difference"], row["low"], row["high"])
         means = [metric.format(row["first"]), metric.format(row["second"]), metric.format(cell.value, signed=True)]
         p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
-        lines.append([row["score"], *means, cell.format_interval(metric, signed=True), p_value])
+        units = describe_units(row["units"], row["unit"])
+        lines.append([row["score"], *means, cell.format_interval(metric, signed=True), p_value, units])
     return Table(lines).to_text()
 
 
@@ -112,8 +116,8 @@ def tabulate(models: Mapping[str, Runs], allow_different: bool = False) -> list[
     Returns:
         One dict per model and score with "score" (its path), "model", "seeds" and "folds" (their numbers),
         "validation_metric" and "validation" (mean score of the split that selects the checkpoint), "value" (mean),
-        "std", "low", "high", "chance", "difference", "difference_low", "difference_high" and "p_value". Unknown values
-        are None.
+        "std", "low", "high", "chance", "units" and "unit" (number and name of the resampled units of the first run),
+        "difference", "difference_low", "difference_high" and "p_value". Unknown values are None.
 
     Raises:
         ValueError: The protocols differ.
@@ -133,6 +137,7 @@ def tabulate(models: Mapping[str, Runs], allow_different: bool = False) -> list[
             cell = summarize(list(values.values()), recordings, is_share=first.metric.percent)
             record = {"score": " ".join(place), **about, "value": cell.value, "std": cell.std}
             record |= {"low": cell.low, "high": cell.high, "chance": first.chance}
+            record |= {"units": first.units, "unit": first.unit}
 
             found = paired.get(record["score"])
             if found is None and runs is not baseline:
@@ -159,7 +164,11 @@ def comparison_tables(dataset: str, records: Sequence[Mapping[str, Any]]) -> lis
             metric = find_metric(f"log {record['validation_metric']} last")
             shown["validation"] = metric.format(record["validation"])
         groups.setdefault(f"{dataset}: {name.replace('_', ' ')}", []).append(shown)
-    return [arrange(group, index, title) for title, group in groups.items()]
+    tables = []
+    for title, group in groups.items():
+        units = list_units((record["units"], record["unit"]) for record in group)
+        tables.append(arrange(group, index, title, units))
+    return tables
 
 
 def average_folds(values: Mapping[Any, float]) -> dict[Any, float]:
@@ -234,18 +243,18 @@ def compare_seeds(
     if not keys:
         return None
     scores: list[np.ndarray] = []
-    clusters: set[tuple[Any, ...]] = set()
+    clusters: dict[str, np.ndarray] = {}
     for results in (runs, baseline):
         for key in keys:
             outcomes = get_outcomes(results[key], place) if key in results else None
             if outcomes is not None:
                 scores.append(outcomes[0])
-                clusters.add(tuple(outcomes[1].tolist()))
+                clusters.setdefault(str(outcomes[1].tolist()), outcomes[1])
 
     pairing: tuple[Any, ...] = ()
     if len(scores) == 2 * len(keys) and len(clusters) == 1:
         first, second = np.split(np.stack(scores), 2)  # (seeds, Q) each
-        pairing = (first, second, list(*clusters))
+        pairing = (first, second, *clusters.values())
     return difference([values[key] for key in keys], [baseline_values[key] for key in keys], *pairing)
 
 
@@ -311,7 +320,7 @@ def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
     """
     import pandas
 
-    columns: dict[str, np.ndarray] = {}
+    columns: dict[str, Any] = {}
     for name, values in results.arrays.items():
         path, _, last = name.rpartition("/")
         if path != prefix or last in ("query_id", "top", "predicted", "truth", "confusion"):
@@ -321,7 +330,7 @@ def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
         elif last == "score":  # ZSTE: the last part of the path is the metric
             columns[prefix.rpartition("/")[2]] = values
         else:
-            columns[last] = values
+            columns[last] = values if values.ndim == 1 else list(values)
 
     ids = pandas.Series(results.arrays[f"{prefix}/query_id"])
     return pandas.DataFrame(columns).set_index([ids, ids.groupby(ids).cumcount()])

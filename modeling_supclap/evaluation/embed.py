@@ -116,6 +116,11 @@ class EmbeddedSplit:
             sources.append(str(row.get("source") or row["clip_id"]))
         self.ids, self.sources = np.array(ids), np.array(sources)
 
+    @property
+    def unit(self) -> str:
+        """Name of the units of bootstrap intervals: "clips" if each clip is a recording, else "recordings"."""
+        return "clips" if len(np.unique(self.sources)) == len(self.ids) else "recordings"
+
     def by_dataset(self) -> dict[str, EmbeddedSplit]:
         """Return `{dataset name: split}` if the rows are from several datasets (`mixture.mix`), else an empty dict."""
         indices: dict[str, list[int]] = {}
@@ -123,9 +128,13 @@ class EmbeddedSplit:
             indices.setdefault(row.get("dataset", ""), []).append(index)
         parts = {}
         for name, chosen in indices.items() if len(indices) > 1 else ():
-            rows, dataset = [self.rows[index] for index in chosen], self.dataset.select(chosen)
-            parts[name] = replace(self, rows=rows, clips=self.clips.select(chosen), dataset=dataset)
+            parts[name] = self.select(chosen, self.dataset.select(chosen))
         return parts
+
+    def select(self, chosen: Sequence[int], dataset: Any = None) -> EmbeddedSplit:
+        """Return the split of the clips with these indices; `dataset` contains their rows with audio, or is None."""
+        rows = [self.rows[index] for index in chosen]
+        return replace(self, rows=rows, clips=self.clips.select(chosen), dataset=dataset)
 
     def languages(self, among: Sequence[str]) -> list[str]:
         """Return the languages in `among` in which at least one row has a caption."""

@@ -37,6 +37,7 @@ from .. import encoding
 from ..audio_input import Recording
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from ..strict_loading import weights_version
 from .fingerprints import settings_text, tokenizer_text, weights_fingerprint
 
 DEFAULT_RATE_HZ = 48000
@@ -140,7 +141,8 @@ def load_embedding_model(
             `encode_audio` and `encode_text`; an `EmbeddingModel`, which is returned unchanged.
         processor: `SupCLAPProcessor` or `ClapProcessor`. Required if `model` is a `ClapModel` object.
         device: Device for a checkpoint. Defaults to a GPU if there is one. A model object stays on its device.
-        name: Model name for results and messages. Defaults to the folder, the Hub id or the class name.
+        name: Model name for results and messages. Defaults to the folder, the Hub id or the class name; for a model
+            that was trained after loading, to the output folder of `SupCLAPTrainer`, or to "tuned from ...".
         trust_remote_code: Whether a model in the format of sentence-transformers may run code from its repository.
 
     Raises:
@@ -160,7 +162,7 @@ def load_embedding_model(
         name = name or str(model)
         model, processor = _load(str(model), processor, device, trust_remote_code)
 
-    name = name or getattr(model, "name_or_path", "") or type(model).__name__
+    name = name or _name_model(model)
     if isinstance(model, ClapModel):
         if processor is None:
             raise ValueError("a ClapModel given as an object needs its processor: pass processor=ClapProcessor(...)")
@@ -178,6 +180,15 @@ def load_embedding_model(
         f"{name} is a {type(model).__name__}; pass a SupCLAP or CLAP model, its folder or Hub id, or an object with "
         "encode_audio(waveforms, sampling_rate=...) and encode_text(texts, language=...)"
     )
+
+
+def _name_model(model: Any) -> str:
+    """Return a name for a model object. A model whose weights have changed does not have the name of its start."""
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    if trained_in := getattr(model, "trained_in", ""):
+        return str(trained_in)
+    loaded = getattr(model, "loaded_version", None)
+    return name if loaded is None or weights_version(model) <= loaded else f"tuned from {name}"
 
 
 def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:

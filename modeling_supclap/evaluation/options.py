@@ -135,6 +135,8 @@ class TaskOptions:
         caption_handling: Captions to use: `all` (each language must have equally many), `parallel` (those that exist in
             all languages), or `each` (all captions of each language).
         retrieval_metrics: Further metrics of retrieval: mAP@16, nDCG@10 or MRR.
+        group_by: Column such as site, speaker or year. Retrieval and zero-shot classification are also scored on the
+            clips of each value alone.
         on_bad_audio: Action for missing or unreadable recordings: `error`, or `skip`, which leaves them out.
         zero_shot_languages: Languages of class prompts.
         zste_languages: Languages of ZSTE. With several languages, MRV is also computed.
@@ -147,6 +149,7 @@ class TaskOptions:
     positives: str = "clip"
     caption_handling: str = "all"
     retrieval_metrics: list[str] = field(default_factory=list)
+    group_by: str | None = None
     on_bad_audio: str = "error"
     zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"])
     zste_languages: list[str] = field(default_factory=lambda: ["eng"])

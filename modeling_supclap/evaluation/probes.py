@@ -19,7 +19,7 @@ from modeling_supclap.metrics.recall.ranking import average_precision
 from .embed import EmbeddedSplit, hash_dataset
 from .options import EvaluationOptions
 from .results import CLASS_METRICS, Intervals, score
-from .zero_shot import label_matrix, score_classes
+from .zero_shot import get_unit, label_matrix, score_classes
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # candidates for C
 HELD_OUT = 0.2
@@ -89,12 +89,16 @@ def evaluate_few_shot(
         outcomes: dict[str, np.ndarray] = {}
         for name in filter(queries.__contains__, CLASS_METRICS):
             outcomes[name] = np.mean([of_queries[name] for _, of_queries in runs], axis=0)
-        interval_of = options.intervals.draw(outcomes, queries["cluster"])
+        interval_of = options.intervals.draw(outcomes, queries["cluster"], get_unit(outcomes, split))
         scores[key] = {"num_clips": len(truth)}
         for name in outcomes:
             values = [run[0][name]["value"] for run in runs]
-            cell = summarize(values, interval_of[name], options.intervals.confidence, is_share=True)
-            scores[key][name] = score(cell.value, cell.interval, first[name]["chance"])
+            interval = interval_of[name]
+            if interval is not None and interval.low is not None and interval.high is not None:
+                ends = interval.low, interval.high
+                cell = summarize(values, ends, options.intervals.confidence, is_share=True)
+                interval = interval._replace(low=cell.low, high=cell.high)
+            scores[key][name] = score(float(np.mean(values)), interval, first[name]["chance"])
         outcomes |= {"query_id": queries["query_id"], "cluster": queries["cluster"]}
         for name, outcome in outcomes.items():
             arrays[f"few_shot/{key}/{name}"] = outcome

@@ -18,6 +18,7 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.languages import LANGUAGES
+from modeling_supclap.metrics.bootstrap import describe_units, list_units
 from modeling_supclap.metrics.names import get_metric
 
 from .report_figures import figures
@@ -61,12 +62,14 @@ Column = tuple[str, str]  # (direction or "", metric)
 class Table(NamedTuple):
     """Table of the report. `lines` contains the model's scores, the chance levels and the best published scores.
 
-    `papers` contains rows with published scores, `{title of the table in a paper: rows}`.
+    `papers` contains rows with published scores, `{title of the table in a paper: rows}`. `units` is a sentence about
+    the resampled units.
     """
 
     columns: Sequence[Column]
     lines: list[Line]
     papers: dict[str, list[Line]]
+    units: str = ""
 
     def groups(self) -> list[tuple[str, int]]:
         """Return the column groups as a list of (direction title, number of columns)."""
@@ -119,6 +122,8 @@ def render_report(results: Results, rows: Any = None) -> str:
         sections=SECTIONS,
         zste_tasks=ZSTE_TASKS,
         tables=_tables(results),
+        groups=_group_tables(results),
+        group_column=content.get("groups", {}).get("column"),
         bars=bars,
         class_bars=sorted(per_class.items(), key=lambda item: -item[1]),
         confusion=confusion,
@@ -149,7 +154,8 @@ def _verdicts(results: Results) -> list[str]:
         subject = SECTIONS[task].summary[1].format(language=each.place[1].replace("_", " "))
         sentence = f"{subject[0].upper()}{subject[1:]} in {value} % of the cases (chance {chance} %"
         sentence += f", an order-blind model {blind} %" if blind else ""
-        sentence += f"; interval {interval} %)" if interval else ")"
+        units = describe_units(each.units, each.unit)
+        sentence += "".join(f"; {part}" for part in (interval and f"interval {interval} %", units) if part) + ")"
 
         level = max(each.chance or 0.0, each.order_blind or 0.0)
         baseline = "an order-blind model" if blind else "chance"
@@ -201,6 +207,22 @@ def _tables(results: Results) -> dict[str, Table]:
         for _, task in tables["zste"].columns:
             cells.append(form(agreement[task]["MRV"]["value"]) if task in agreement else None)
         tables["zste"].lines.append(Line("ours", "MRV over the languages", cells))
+    return tables
+
+
+def _group_tables(results: Results) -> dict[str, Table]:
+    """Build one table per task with a row for each group. The row names the resampled units, which differ by group."""
+    rows: dict[str, dict[str, dict[Column, Score]]] = {}
+    for value, each in results.group_scores():
+        task, language, *between, metric = each.place
+        direction = between.pop() if between and between[-1] in DIRECTIONS else ""
+        name = "; ".join(filter(None, [", ".join([value, language, *between]), describe_units(each.units, each.unit)]))
+        rows.setdefault(task, {}).setdefault(name, {})[direction, metric] = each
+    tables = {}
+    for task, of_task in rows.items():
+        columns = list(dict.fromkeys(itertools.chain(*of_task.values())))
+        lines = [Line("ours", name, list(map(scores.get, columns))) for name, scores in of_task.items()]
+        tables[task] = Table(columns, lines, {})
     return tables
 
 
@@ -258,7 +280,8 @@ def _table(
             values.append(choose(published[language, column], default=None))
         if any(values):
             lines.append(Line("best", f"best in papers, {OF_PAPERS.get(language, language)}", values))
-    return Table(columns, lines, {title: list(section.values()) for title, section in sections.items()})
+    units = list_units((score.units, score.unit) for scores in rows.values() for score in scores.values())
+    return Table(columns, lines, {title: list(section.values()) for title, section in sections.items()}, units)
 
 
 def _write_cell(cell: Any, metric: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES, bootstrap_intervals
+from modeling_supclap.metrics.bootstrap import NUM_RESAMPLES, bootstrap_intervals, count_units, describe_units
 from modeling_supclap.metrics.comparison import Cell
 from modeling_supclap.metrics.names import DIRECTIONS as DIRECTIONS
 from modeling_supclap.metrics.names import METRICS, MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, MetricName, get_metric
@@ -134,11 +134,28 @@ SECTIONS = {
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 
 
+class Interval(NamedTuple):
+    """Confidence interval of a score.
+
+    Attributes:
+        low: Lower end, or None with too few units (see `describe_units`).
+        high: Upper end, or None.
+        units: Number of resampled units.
+        unit: Name of the units, such as "recordings".
+    """
+
+    low: float | None
+    high: float | None
+    units: int
+    unit: str
+
+
 @dataclass
 class Intervals:
     """Confidence intervals, computed by percentile bootstrap over source recordings.
 
-    With `positives="captions"`, recordings with the same captions are resampled together.
+    With `positives="captions"`, recordings with the same captions are resampled together. There is no interval with
+    fewer than 10 of these units.
 
     Attributes:
         num_resamples: Number of bootstrap resamples; 0 disables intervals.
@@ -151,32 +168,40 @@ class Intervals:
     seed: int = 0
 
     def draw(
-        self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray
-    ) -> dict[str, tuple[float, float] | None]:
-        """Compute an interval (low, high) for the mean of each metric over Q queries, from its outcomes (Q,).
+        self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray, unit: str
+    ) -> dict[str, Interval | None]:
+        """Compute an interval for the mean of each metric over Q queries, from its outcomes (Q,).
 
-        The bootstrap resamples whole clusters, such as recordings. All values are None if `num_resamples` is 0 or if
-        there is only one cluster.
+        The bootstrap resamples whole clusters (Q,), such as recordings, or both recordings of each pair (Q, 2). `unit`
+        is the name of the clusters. All values are None if `num_resamples` is 0.
         """
-        clusters = np.asarray(clusters)
-        if self.num_resamples == 0 or (clusters == clusters[0]).all():
+        if self.num_resamples == 0:
             return dict.fromkeys(outcomes)
-        return {**bootstrap_intervals(outcomes, clusters.tolist(), **asdict(self))}
+        count = count_units(clusters)
+        intervals: dict[str, Interval | None] = {}
+        for name, ends in bootstrap_intervals(outcomes, np.asarray(clusters).tolist(), **asdict(self)).items():
+            low, high = ends or (None, None)
+            intervals[name] = Interval(low, high, count, unit)
+        return intervals
 
 
 def score(
     value: float,
-    interval: tuple[float, float] | None = None,
+    interval: Interval | tuple[float, float] | None = None,
     chance: float | None = None,
     order_blind: float | None = None,
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     """Create a score dict as stored in `results.json`, with the fields of `Score` except `place`.
 
     >>> score(0.5, (0.4, 0.6), 0.1)
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
+    >>> score(0.5, Interval(None, None, 2, "recordings"))
+    {'value': 0.5, 'low': None, 'high': None, 'chance': None, 'units': 2, 'unit': 'recordings'}
     """
-    low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
-    fields = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
+    low, high, *units = interval or (None, None)
+    chance = None if chance is None else float(chance)
+    fields: dict[str, Any] = {"value": float(value), "low": low, "high": high, "chance": chance}
+    fields |= zip(("units", "unit"), units, strict=False)
     return fields if order_blind is None else {**fields, "order_blind": float(order_blind)}
 
 
@@ -189,6 +214,8 @@ class Score:
         value: The score; accuracies and recalls are fractions in [0, 1].
         chance: Expected score of random answers, or None.
         order_blind: Score of a model that ignores the order of sounds, or None.
+        units: Number of units that the interval resamples, or None if unknown. With too few, there is no interval.
+        unit: Name of these units, such as "recordings".
     """
 
     place: tuple[str, ...]
@@ -197,6 +224,8 @@ class Score:
     high: float | None = None
     chance: float | None = None
     order_blind: float | None = None
+    units: int | None = None
+    unit: str = "units"
 
     @property
     def metric(self) -> MetricName:
@@ -228,14 +257,17 @@ class Results:
 
     Attributes:
         content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device;
-            only this part differs between repeated evaluations), and "training" for a training run.
+            only this part differs between repeated evaluations), "training" for a training run, and "groups" with the
+            column and the scores of each of its values, if `group_by` is set.
         arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
             start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
             query ids ("query_id") and the bootstrap clusters ("cluster").
+        seed: Seed of the run, if `load_results` knows it; it is not saved.
     """
 
     content: dict[str, Any]
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    seed: int | None = None
 
     @property
     def scores(self) -> dict[str, Any]:
@@ -292,14 +324,23 @@ class Results:
         with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
             return cls(content, dict(stored))
 
+    def group_scores(self) -> Iterator[tuple[str, Score]]:
+        """Iterate over the main scores of each group, if `group_by` was set, as (value of the column, score)."""
+        for value, scores in self.content.get("groups", {"scores": {}})["scores"].items():
+            for each in flat_scores(scores):
+                if each.place[-1] in SECTIONS[each.place[0]].card_metrics:
+                    yield value, each
+
     def table(self) -> str:
         """Format all scores as a text table with intervals and chance levels. Fractions are shown as percentages."""
-        lines = [["score", "value", "interval", "chance", "order-blind"]]
+        lines = [["score", "value", "interval", "chance", "order-blind", "resampled units"]]
         for each in flat_scores(self.scores):
-            lines.append([" ".join(each.place), *each.cells()])
-        if not any(line[-1] for line in lines[1:]):
-            lines = [line[:-1] for line in lines]
-        return Table(lines).to_text()
+            lines.append([" ".join(each.place), *each.cells(), describe_units(each.units, each.unit)])
+        for value, each in self.group_scores():
+            place = " ".join([self.content["groups"]["column"], f"{value}:", *each.place])
+            lines.append([place, *each.cells(), describe_units(each.units, each.unit)])
+        used = [column for column, cells in enumerate(zip(*lines, strict=True)) if column < 4 or any(cells[1:])]
+        return Table([[line[column] for column in used] for line in lines]).to_text()
 
     def _repr_html_(self) -> str:
         """Show `table` in notebooks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
 from modeling_supclap.metrics.recall.ranking import best_ranks, chance_scores, retrieval_outcomes
 
 from .embed import ClipEmbeddings, EmbeddedSplit, Row, split_from_predictions
-from .results import DIRECTIONS, Intervals, score
+from .results import DIRECTIONS, Interval, Intervals, score
 
 if TYPE_CHECKING:
     from .options import EvaluationOptions
@@ -123,7 +124,12 @@ def evaluate_retrieval(
     languages, intervals = options.languages, Intervals(0) if is_light else options.intervals
     at_most = count_captions(split.rows, languages, options.caption_handling)
     groups = np.array([group_id(row, options.positives) for row in split.rows])
-    units = split.sources if is_light else resampling_units(split.sources, groups)
+    units, unit = split.sources, split.unit
+    if not is_light:
+        units = resampling_units(split.sources, groups)
+        if len(np.unique(units)) < len(np.unique(split.sources)):
+            unit = "caption groups"  # also linked by equal captions
+    draw = partial(intervals.draw, unit=unit)
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
@@ -145,7 +151,7 @@ def evaluate_retrieval(
         for direction in DIRECTIONS:
             of_queries = similarity if direction == "t2a" else similarity.T
             scores[language][direction], query_arrays = _score_direction(
-                split, table, of_queries, direction, groups, units, intervals, is_light, options.retrieval_metrics
+                split, table, of_queries, direction, groups, units, draw, is_light, options.retrieval_metrics
             )
             for name, values in query_arrays.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
@@ -155,7 +161,7 @@ def evaluate_retrieval(
 
     all_scores: dict[str, Any] = {"retrieval": scores}
     if len(languages) > 1:
-        agreement, query_arrays = _compare_languages(split, languages, groups, units, intervals, is_light)
+        agreement, query_arrays = _compare_languages(split, languages, groups, units, draw, is_light)
         all_scores |= {"multilingual": agreement} if agreement else {}
         arrays |= query_arrays
         for direction, name in itertools.product(DIRECTIONS, (*RETRIEVAL_METRICS, *options.retrieval_metrics)):
@@ -232,7 +238,7 @@ def _score_direction(
     direction: str,
     groups: np.ndarray,
     units: np.ndarray,
-    intervals: Intervals,
+    draw: Callable[..., dict[str, Interval | None]],
     is_light: bool,
     further: Sequence[str],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -249,7 +255,7 @@ def _score_direction(
     ranks = outcomes["rank"] + 1
 
     clusters = units[query_rows]
-    interval_of = intervals.draw({**outcomes, "rank": ranks}, clusters)
+    interval_of = draw({**outcomes, "rank": ranks}, clusters)
 
     scores: dict[str, Any] = {}
     for name in (*RETRIEVAL_METRICS, *further):
@@ -358,7 +364,7 @@ def _compare_languages(
     languages: Sequence[str],
     groups: np.ndarray,
     units: np.ndarray,
-    intervals: Intervals,
+    draw: Callable[..., dict[str, Interval | None]],
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Compute MRV and MSR over parallel captions, and the embedding distances to the anchor language.
@@ -387,7 +393,7 @@ def _compare_languages(
     # (queries, languages) -> (queries,). If all embeddings collapse to one point, MRV is 0, but MSR is at chance level.
     outcomes = {"MRV": ranks.var(axis=1), "MSR": (ranks.astype(float) ** 2).mean(axis=1)}
     clusters = units[clips]
-    interval_of = intervals.draw(outcomes, clusters)
+    interval_of = draw(outcomes, clusters)
     # Mean and variance of the best rank under random ranking, if m of n clips are correct.
     n, m = len(rows), np.fromiter(map(len, relevant), float)
     mean, variance = (n - m) / (m + 1), m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2))
@@ -408,7 +414,7 @@ def _compare_languages(
     for language in languages:
         if language != anchor:
             distances = np.linalg.norm(embeds[language].astype(np.float64) - embeds[anchor].astype(np.float64), axis=1)
-            interval = intervals.draw({"Dis": distances}, clusters)["Dis"]
+            interval = draw({"Dis": distances}, clusters)["Dis"]
             gap = gap_and_distance(embeds[language], embeds[anchor])
             scores[language] = {"Gap": score(gap["Gap"]), "Dis": score(gap["Dis"], interval)}
             arrays[f"multilingual/distance/{language}"] = distances

@@ -133,7 +133,40 @@ def score_split(split: EmbeddedSplit, options: EvaluationOptions) -> Results:
             arrays |= task_arrays
             protocol |= settings
 
-    return make_results(split.model, scores, arrays, protocol, split.clips.embeds.shape[1])
+    results = make_results(split.model, scores, arrays, protocol, split.clips.embeds.shape[1])
+    if options.group_by is not None:
+        results.content["groups"] = {
+            "column": options.group_by,
+            "scores": score_groups(split, options, options.group_by),
+        }
+    return results
+
+
+def score_groups(split: EmbeddedSplit, options: EvaluationOptions, column: str) -> dict[str, dict[str, Any]]:
+    """Score the clips of each value of a column of the rows alone. Return `{value: scores}`.
+
+    Only retrieval and zero-shot classification are scored. The candidates of retrieval are the clips of the group, and
+    languages without captions in it are left out.
+
+    Raises:
+        ValueError: The rows have no such column.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(split.rows):
+        if column not in row:
+            raise ValueError(
+                f"group_by is {column!r}, but the rows have the columns {sorted(row)}; name one of them, or add a "
+                "column of this name to the table or with rows.add_column"
+            )
+        groups.setdefault(str(row[column] or "no value"), []).append(index)
+    scores: dict[str, dict[str, Any]] = {}
+    for value, chosen in sorted(groups.items()):
+        part, scores[value] = split.select(chosen), {}
+        if "retrieval" in options.tasks and (languages := part.languages(options.languages)):
+            scores[value] |= evaluate_retrieval(part, replace(options, languages=languages))[0]
+        if "zero_shot" in options.tasks:
+            scores[value] |= evaluate_zero_shot(part, options)[0]
+    return scores
 
 
 def make_results(

@@ -87,6 +87,17 @@ def _latex_cell(cell: str) -> str:
     return joined if len(stacked) == 1 else rf"\shortstack[r]{{\rule{{0pt}}{{3ex}}{joined}}}"
 
 
+def to_markdown(tables: Sequence[Table]) -> str:
+    """Format tables as Markdown."""
+    return "\n\n".join(table.to_markdown() for table in tables) + "\n"
+
+
+def to_latex(tables: Sequence[Table]) -> str:
+    """Format tables for LaTeX, with a comment that names the packages."""
+    packages = "% needs \\usepackage{booktabs, graphicx}\n"
+    return packages + "\n\n".join(table.to_latex() for table in tables)
+
+
 def to_html(title: str, tables: Sequence[Table], claim: str = "", figure: str | None = None) -> str:
     """Format tables as an HTML page. `figure` is the file name of an image to include."""
     import jinja2
@@ -99,16 +110,15 @@ def to_html(title: str, tables: Sequence[Table], claim: str = "", figure: str | 
 def write_tables(stem: Path, title: str, tables: Sequence[Table], records: Sequence[Record], caption: str = "") -> str:
     """Write tables as `.md`, `.html` and `.tex`, and their records as `.csv`. Return the Markdown.
 
-    `caption` is written below the last table.
+    `caption` is written below the last table, after the table's own.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
-    tables = [*tables[:-1], replace(tables[-1], caption=caption)]
-    markdown = "\n\n".join(table.to_markdown() for table in tables) + "\n"
-    packages = "% needs \\usepackage{booktabs, graphicx}\n"
+    tables = [*tables[:-1], replace(tables[-1], caption=f"{tables[-1].caption} {caption}".strip())]
+    markdown = to_markdown(tables)
     write_text(stem.with_suffix(".csv"), to_csv(records, list(records[0])))
     write_text(stem.with_suffix(".md"), markdown)
     write_text(stem.with_suffix(".html"), to_html(title, tables))
-    write_text(stem.with_suffix(".tex"), packages + "\n\n".join(table.to_latex() for table in tables))
+    write_text(stem.with_suffix(".tex"), to_latex(tables))
     return markdown
 
 

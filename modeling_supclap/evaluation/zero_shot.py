@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from modeling_supclap.datasets_scripts.builders.captions import render_captions
+from modeling_supclap.metrics.bootstrap import MIN_UNITS
 from modeling_supclap.metrics.recall.ranking import average_precision, chance_scores, retrieval_outcomes
 
 from .cache import digest_of
@@ -127,6 +128,12 @@ def label_matrix(rows: Sequence[Row], classes: Sequence[str] | None = None) -> t
     return truth, names
 
 
+def get_unit(metrics: Iterable[str], split: EmbeddedSplit) -> str:
+    """Return the name of the resampled units of classification: those of the split, or "classes" for mAP."""
+    is_enough = len(np.unique(split.sources)) >= MIN_UNITS
+    return "classes" if "mAP" in metrics and is_enough else split.unit
+
+
 def score_classes(
     similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -143,7 +150,7 @@ def score_classes(
         with at least one clip, and their mean, mAP. The arrays are the average precisions.
     """
     if (truth.sum(axis=1) > 1).any():
-        return _score_multi_label(similarity, truth, classes, options)
+        return _score_multi_label(similarity, truth, classes, split, options)
     targets = truth.argmax(axis=1)
     outcomes = retrieval_outcomes(similarity, targets[:, None], k=(1, 5))
     hits = {"top1": outcomes["R@1"], "top5": outcomes["R@5"]}
@@ -154,7 +161,7 @@ def score_classes(
     confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(confusion, (targets, predicted), 1)
 
-    interval_of = options.intervals.draw(hits, split.sources)
+    interval_of = options.intervals.draw(hits, split.sources, split.unit)
     chance = chance_scores(targets[:, None], len(classes), k=(1, 5))
     per_class = {}
     for index in np.unique(targets).tolist():
@@ -177,17 +184,22 @@ def score_classes(
 
 
 def _score_multi_label(
-    similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], options: EvaluationOptions
+    similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], split: EmbeddedSplit, options: EvaluationOptions
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Compute mAP over the classes with at least one clip. Its bootstrap interval resamples the classes."""
+    """Compute mAP over the classes with at least one clip. Its bootstrap interval resamples the classes.
+
+    With fewer than 10 recordings, these are the clusters, so that there is no interval.
+    """
     columns, num_clips = np.flatnonzero(truth.any(axis=0)), len(truth)
     names = np.array(classes)[columns]
     precisions = np.empty(len(columns))
     for number, column in enumerate(columns):
         precisions[number] = average_precision(similarity[:, column], truth[:, column])
-    interval = options.intervals.draw({"mAP": precisions}, names)["mAP"]
+    unit = get_unit(["mAP"], split)
+    clusters = names if unit == "classes" else np.resize(np.unique(split.sources), len(names))
+    interval = options.intervals.draw({"mAP": precisions}, clusters, unit)["mAP"]
     relevant = list(map(range, truth.sum(axis=0)[columns].tolist()))
     chance = chance_scores(relevant, num_clips, map_cutoff=num_clips)[f"mAP@{num_clips}"]
     per_class = dict(zip(names.tolist(), precisions.tolist(), strict=True))
     scores = {"mAP": score(precisions.mean(), interval, chance), "num_clips": num_clips, "per_class": per_class}
-    return scores, {"mAP": precisions, "query_id": names, "cluster": names}
+    return scores, {"mAP": precisions, "query_id": names, "cluster": clusters}

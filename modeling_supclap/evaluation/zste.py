@@ -37,8 +37,8 @@ def evaluate_zste(
     """Run ZSTE: compose clips from a split, embed them, and score all tasks in all languages.
 
     If the model has a maximum window (CED: 10.12 s), both recordings of a pair are truncated to half the window, so
-    that the pair fits into one window. All languages use the same questions. The bootstrap resamples composed clips
-    from the same source recordings together.
+    that the pair fits into one window. All languages use the same questions. The bootstrap resamples the source
+    recordings of the composed clips.
 
     `options.phrases` is used only if the prompts contain phrases, not labels.
 
@@ -84,7 +84,7 @@ def evaluate_zste(
         for language in languages:
             outcomes, levels, language_ranks = _score_task(task, language, questions, task_clips, split, ask)
             ranks.append(language_ranks)
-            interval_of = intervals.draw(outcomes, task_clusters)
+            interval_of = intervals.draw(outcomes, task_clusters, split.unit)
             for name, outcome in outcomes.items():
                 scores.setdefault(language, {})[name] = score(outcome.mean(), interval_of[name], *levels[name])
                 prefix = f"zste/{language}/{name}"
@@ -95,7 +95,7 @@ def evaluate_zste(
             # (questions, languages) -> (questions,)
             arrays[f"zste/ranks/{task}"] = np.stack(ranks, axis=1)
             variances = arrays[f"zste/ranks/{task}"].var(axis=1)
-            mrv = score(variances.mean(), intervals.draw({"MRV": variances}, task_clusters)["MRV"])
+            mrv = score(variances.mean(), intervals.draw({"MRV": variances}, task_clusters, split.unit)["MRV"])
             scores.setdefault("all", {})[task] = {"MRV": mrv}
 
     protocol = {
@@ -110,12 +110,12 @@ def evaluate_zste(
 
 
 def _find_clusters(split: EmbeddedSplit, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Return the bootstrap cluster of each composed clip: the set of its source recordings, as text."""
+    """Return the source recordings of each composed clip, (Q, 2). Those of a single sound are equal."""
     source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
     clusters = []
     for record in records:
-        sources = {source[clip_id] for clip_id in record["clip_ids"]}
-        clusters.append("+".join(sorted(sources)))
+        sources = [source[clip_id] for clip_id in record["clip_ids"]]
+        clusters.append([sources[0], sources[-1]])
     return np.array(clusters)
 
 
@@ -240,7 +240,7 @@ def evaluate_pairs(
         blind = {"temporal_accuracy": 2 / 3, "forward_accuracy": 1 / 2, "reversed_accuracy": 1 / 2}
 
     ids = np.char.add("pair ", np.arange(len(correct)).astype(str))
-    interval_of = intervals.draw(outcomes, ids)
+    interval_of = intervals.draw(outcomes, ids, "pairs")
     scores = {}
     for name, outcome in outcomes.items():
         chance = 1 / 2 if name == "order_accuracy" else 1 / len(roles)

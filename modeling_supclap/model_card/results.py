@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
+from modeling_supclap.metrics.bootstrap import list_units
 from modeling_supclap.metrics.names import RETRIEVAL_METRICS
 
 from ..evaluation.results import AUDIO_TASKS, DIRECTIONS, SCHEMA, SECTIONS, Score, flat_scores, get_dataset_name
@@ -39,6 +40,7 @@ class CardScore:
         if self.score.low is not None and self.score.high is not None:
             ends = [round(self.score.low, 4), round(self.score.high, 4)]
             arguments = {"interval": ends, "confidence": self.confidence}
+            arguments |= {} if self.score.units is None else {self.score.unit: self.score.units}
 
         # The model index identifies results by task and metric type, so include the name of our task in the type.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
@@ -123,4 +125,5 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
 
     levels = sorted({f"{100 * each.confidence:g}" for each in scores if each.confidence})
     intervals = f", with intervals of {' and '.join(levels)} %" if levels else ""
-    return "\n\n".join([f"In percent{intervals}.", *tables])
+    units = list_units((each.score.units, each.score.unit) for each in scores)
+    return "\n\n".join([f"In percent{intervals}. {units}".strip(), *tables])

@@ -457,6 +457,8 @@ class SupCLAPTrainer(Trainer):
             self._ema.checkpoint = checkpoint
             self._recent, self._loss_sum = [], read_loss_sum(checkpoint)
             self._set_precision()
+            # evaluation names the model by it, not by its start
+            self.clap.trained_in = Path(folder).absolute().name
             names = [kind for kind in ("audio", "text") if self.module.get_version(kind) is not None]
             if names and self.args.cache_frozen == "always" and self.is_world_process_zero():
                 logger.warning(

@@ -94,12 +94,13 @@ def test_a_repeated_query_counts_twice():
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have():
-    row, baseline = paired_queries([1, 1, 0, 1]), paired_queries([1, 0, 0, 0])
+    row, baseline = paired_queries([1, 1, 1, 1, 0, 1, 0, 1] * 5), paired_queries([1, 1, 0, 0, 0, 0, 0, 0] * 5)
     own, base = {0: row, 2: row}, {0: baseline, 1: baseline}
     place = ("retrieval", "eng", "t2a", "R@1")
     compared = compare_seeds(own, base, place, {0: 0.75, 2: 0.75}, {0: 0.25, 1: 0.25})
     assert compared.values == (0.5,)
     assert (compared.low, compared.high) == compared.recordings
+    assert compared.low < 0.5
     assert compare_seeds({2: row}, base, place, {2: 0.75}, {0: 0.25, 1: 0.25}) is None
 
 

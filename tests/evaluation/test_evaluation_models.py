@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_models import ToneModel
 
+from modeling_supclap import SupCLAPModel
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 from modeling_supclap.evaluation.fingerprints import weights_fingerprint
@@ -32,6 +33,24 @@ def test_a_folder_embeds_as_its_model_does(tmp_path, kind):
     assert (adapted.name, adapted.device, adapted.dtype) == (str(tmp_path), "cpu", "float32")
     assert adapted.kind == ("supclap" if kind == "supclap" else "clap")
     assert adapted.chunk_seconds == (None if kind == "supclap" else 1)
+
+
+def test_a_tuned_model_does_not_have_the_name_of_its_start(tmp_path):
+    builders.save_pair("supclap", tmp_path / "start")
+    model = SupCLAPModel.from_pretrained(tmp_path / "start")
+    start = load_embedding_model(model)
+    assert start.name == str(tmp_path / "start")
+    model.to(torch.float64).float()
+    model.logit_scale.requires_grad_(False).requires_grad_(True)
+    assert load_embedding_model(model).name == start.name
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.logit_scale.sum().backward()
+    optimizer.step()
+    tuned = load_embedding_model(model)
+    assert tuned.name == f"tuned from {start.name}"
+    assert tuned.fingerprint != start.fingerprint
+    assert load_embedding_model(model, name="mine").name == "mine"
 
 
 def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):

@@ -50,7 +50,11 @@ def test_a_model_that_encodes_order_is_always_correct(rows):
     first = arrays["zste/eng/3A/query_id"][0]
     assert first.startswith("concatenated:")
     sources = {f"recording{clip.removeprefix('clip')}" for clip in first.removeprefix("concatenated:").split("+")}
-    assert set(arrays["zste/eng/3A/cluster"][0].split("+")) == sources
+    assert set(arrays["zste/eng/3A/cluster"][0]) == sources
+    assert set(arrays["zste/eng/1A/cluster"].ravel()) == {row["source"] for row in rows}
+    used = set(arrays["zste/eng/3A/cluster"].ravel())
+    assert len(used) < 8  # of the eight pairs; the recordings are counted, not the pairs
+    assert (tasks["3A"]["low"], tasks["3A"]["units"], tasks["3A"]["unit"]) == (None, len(used), "clips")
 
 
 def test_an_order_blind_model_fails_the_order_tasks(rows):

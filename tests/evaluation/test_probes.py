@@ -165,9 +165,14 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
         assert found["value"] == pytest.approx(np.mean(values), abs=1e-3 if several else 1e-9)
         assert np.std(values) > 0
         key = f"few_shot/{shots}_per_class"
-        of_clips = options.intervals.draw({"mean": arrays[f"{key}/{metric}"]}, arrays[f"{key}/cluster"])["mean"]
-        expected = np.clip(seed_interval(values, of_clips), 0, 1)
-        assert (found["low"], found["high"]) == pytest.approx(tuple(expected), abs=5e-3 if several else 1e-9)
+        unit = "classes" if several else "clips"
+        of_clips = options.intervals.draw({"mean": arrays[f"{key}/{metric}"]}, arrays[f"{key}/cluster"], unit)["mean"]
+        assert (found["units"], found["unit"]) == of_clips[2:] == ((3, "classes") if several else (40, "clips"))
+        if several:  # three classes have no interval, not even over the draws
+            assert (found["low"], found["high"]) == of_clips[:2] == (None, None)
+            continue
+        expected = np.clip(seed_interval(values, of_clips[:2]), 0, 1)
+        assert (found["low"], found["high"]) == pytest.approx(tuple(expected), abs=1e-9)
         assert expected[1] - expected[0] > 1.05 * (of_clips[1] - of_clips[0])  # the draws differ, too
         assert arrays[f"few_shot/{shots}_per_class/{metric}"].mean() == pytest.approx(found["value"])
     assert settings["few_shot"]["repeats"] == probes.REPEATS

@@ -15,7 +15,7 @@ from modeling_supclap.evaluation import options, report, run
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.comparison import compare
 from modeling_supclap.evaluation.report import render_report, write_report
-from modeling_supclap.evaluation.results import SECTIONS, Results, Section, paper_results, score
+from modeling_supclap.evaluation.results import SECTIONS, Interval, Results, Section, paper_results, score
 from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.model_card.results import get_card_scores
 
@@ -268,6 +268,17 @@ def test_the_page_starts_with_a_summary(results):
     assert "43.2" not in verdicts[0]
     assert "chance" in verdicts[0]
     assert "order-blind" in verdicts[2]
+
+
+def test_the_page_names_the_resampled_units(results):
+    results.scores["retrieval"]["eng"]["t2a"]["R@1"] = score(0.4, Interval(0.3, 0.5, 12, "recordings"), 0.05)
+    results.scores["zero_shot"]["eng"]["supclap"]["top1"] = score(0.6, Interval(None, None, 2, "recordings"), 0.5)
+    verdicts = verdicts_of(results)
+    assert verdicts[0].endswith("(chance 5.0 %; interval 30.0 to 50.0 %; 12 recordings (few units)).")
+    assert verdicts[1].endswith("(chance 50.0 %; 2 recordings (fewer than 10: no interval)).")
+    page = render_report(results)
+    assert "Resampled units: 12 recordings (few units)." in page
+    assert "Resampled units: 2 recordings (fewer than 10: no interval)." in page
 
 
 def test_the_page_supports_dark_mode_and_small_screens(results):

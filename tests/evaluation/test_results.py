@@ -9,7 +9,15 @@ from results_fixtures import outcome_results as results
 from scipy import stats
 
 from modeling_supclap.evaluation.comparison import compare, format_comparison
-from modeling_supclap.evaluation.results import Intervals, Results, flat_scores, get_dataset_name, paper_results, score
+from modeling_supclap.evaluation.results import (
+    Interval,
+    Intervals,
+    Results,
+    flat_scores,
+    get_dataset_name,
+    paper_results,
+    score,
+)
 from modeling_supclap.metrics.names import get_metric
 
 A = [1, 0, 0, 1, 0, 0, 1, 0, 0, 0] * 4
@@ -84,6 +92,8 @@ def test_tables_are_in_percent_where_scores_are_shares():
         },
         "multilingual": {"all": {"MRV": score(12.5)}, "fra": {"Dis": score(0.25)}},
         "zste": {"eng": {"3A": score(0.5, None, 1 / 3, 1 / 2)}},
+        "few_shot": {"5_per_class": {"top1": score(0.5, Interval(0.4, 0.6, 12, "recordings"))}},
+        "linear_probe": {"logistic_regression": {"mAP": score(0.5, Interval(None, None, 1, "classes"))}},
     }
     lines = [line.split() for line in Results({"scores": scores}).table().splitlines()]
     assert lines[1:] == [
@@ -92,12 +102,27 @@ def test_tables_are_in_percent_where_scores_are_shares():
         ["multilingual", "all", "MRV", "12.50"],
         ["multilingual", "fra", "Dis", "0.250"],
         ["zste", "eng", "3A", "50.0", "33.3", "50.0"],
+        ["few_shot", "5_per_class", "top1", "50.0", "40.0", "to", "60.0", "12", "recordings", "(few", "units)"],
+        [
+            "linear_probe",
+            "logistic_regression",
+            "mAP",
+            "50.0",
+            "1",
+            "class",
+            "(fewer",
+            "than",
+            "10:",
+            "no",
+            "interval)",
+        ],
     ]
-    assert lines[0][-1] == "order-blind"
+    assert lines[0][-3:] == ["order-blind", "resampled", "units"]
     assert "order-blind" not in Results({"scores": {"retrieval": scores["retrieval"]}}).table()
-    assert [each.place for each in flat_scores(scores)][-2] == ("multilingual", "fra", "Dis")
+    assert [each.place for each in flat_scores(scores)][3] == ("multilingual", "fra", "Dis")
     compared = format_comparison(compare(results(A), results(B))).splitlines()
     row = next(line for line in compared if "t2a R@1" in line)
+    assert row.endswith("  40 units")
     assert row.split()[:7] == ["retrieval", "eng", "t2a", "R@1", "30.0", "60.0", "+30.0"]
     assert "-0.9" in next(line for line in compared if "rank" in line)
 
@@ -122,11 +147,12 @@ def test_every_metric_of_the_papers_has_a_name():
 
 def test_intervals_are_those_of_the_bootstrap():
     outcomes = {"R@1": np.array(A, dtype=float)}
-    low, high = Intervals(2000).draw(outcomes, np.arange(40))["R@1"]
+    low, high, *units = Intervals(2000).draw(outcomes, np.arange(40), "clips")["R@1"]
     expected = stats.bootstrap((A,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
     assert (low, high) == (pytest.approx(expected.low, abs=0.03), pytest.approx(expected.high, abs=0.03))
-    assert Intervals(0).draw(outcomes, np.arange(40)) == {"R@1": None}
-    assert Intervals().draw(outcomes, ["one"] * 40) == {"R@1": None}
+    assert units == [40, "clips"]
+    assert Intervals(0).draw(outcomes, np.arange(40), "clips") == {"R@1": None}
+    assert Intervals().draw(outcomes, np.arange(40) % 2, "tapes") == {"R@1": (None, None, 2, "tapes")}
 
 
 # ---- the papers ----

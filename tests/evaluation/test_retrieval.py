@@ -51,7 +51,7 @@ def caption_model(rows, **french):
     return load_embedding_model(ToneModel(tones))
 
 
-def test_further_metrics_on_request(rows):
+def test_further_metrics_on_request(rows, two_units_suffice):
     split = embed_split(caption_model(rows, clip0=1, clip2=5), rows)
     names = ["mAP@16", "nDCG@10", "MRR"]
     scores, arrays, _ = retrieve(split, LANGUAGES, retrieval_metrics=names)
@@ -70,7 +70,7 @@ def test_further_metrics_on_request(rows):
         EvaluationOptions(retrieval_metrics=["MRR", "R@3"])
 
 
-def test_a_model_that_matches_all_is_perfect(rows):
+def test_a_model_that_matches_all_is_perfect(rows, two_units_suffice):
     scores, arrays, _ = retrieve(embed_split(caption_model(rows), rows), LANGUAGES)
     for language in LANGUAGES:
         for direction, queries in (("t2a", 16), ("a2t", 8)):
@@ -89,7 +89,7 @@ def test_a_model_that_matches_all_is_perfect(rows):
     assert arrays["similarity/eng/negative"].max() < 0.1
 
 
-def test_a_known_confusion_has_known_scores(rows):
+def test_a_known_confusion_has_known_scores(rows, two_units_suffice):
     split = embed_split(caption_model(rows, clip2=5), rows)
     scores, arrays, _ = retrieve(split, LANGUAGES)
     metrics = scores["retrieval"]["fra"]
@@ -225,7 +225,17 @@ def test_top_hits_are_row_indices(rows):
 def test_one_recording_has_no_interval(rows):
     same = [{**row, "source": "one"} for row in rows]
     scores, _, _ = retrieve(embed_split(caption_model(rows), same), intervals=Intervals(10))
-    assert scores["retrieval"]["eng"]["t2a"]["R@1"] == {"value": 1.0, "low": None, "high": None, "chance": 1 / 8}
+    levels = {"value": 1.0, "low": None, "high": None, "chance": 1 / 8}
+    assert scores["retrieval"]["eng"]["t2a"]["R@1"] == {**levels, "units": 1, "unit": "recordings"}
+    scores, _, _ = retrieve(embed_split(caption_model(rows), rows), intervals=Intervals(10))
+    assert scores["retrieval"]["eng"]["t2a"]["R@1"] == {**levels, "units": 8, "unit": "clips"}
+
+
+def test_clips_with_equal_captions_are_one_unit(rows):
+    same = [{**row, "captions": rows[index % 4]["captions"]} for index, row in enumerate(rows)]
+    scores, _, _ = retrieve(embed_split(caption_model(rows), same), positives="captions")
+    found = scores["retrieval"]["eng"]["a2t"]["R@1"]
+    assert (found["units"], found["unit"]) == (4, "caption groups")
 
 
 @pytest.mark.parametrize("candidates", [3, 10, 700, 2500])
@@ -373,12 +383,12 @@ def test_a_collapsed_text_encoder_wins_the_rank_variance_and_not_the_mean_square
     assert metrics["MSR"]["value"] == pytest.approx(metrics["MSR"]["chance"]) == np.mean(np.arange(9) ** 2)
 
 
-def test_intervals_draw_whole_recordings():
+def test_intervals_draw_whole_recordings(two_units_suffice):
     rows = [{**ROWS[0], "source": "one"}, {**ROWS[1], "source": "two"}, {**ROWS[2], "source": "one"}]
     split = split_from_predictions(predicted([1, 0, 0, 1, 1, 2, 2]), rows, ["eng", "fra"])
     intervals = Intervals(num_resamples=400)
     metrics = retrieve(split, intervals=intervals)[0]["retrieval"]["eng"]["t2a"]["R@1"]
     outcomes = np.array([0.0, 1, 1, 1, 1])  # outcomes of five captions; four belong to source one
-    expected = intervals.draw({"R@1": outcomes}, ["one", "one", "two", "one", "one"])["R@1"]
-    assert (metrics["low"], metrics["high"]) == expected
+    expected = intervals.draw({"R@1": outcomes}, ["one", "one", "two", "one", "one"], "recordings")["R@1"]
+    assert (metrics["low"], metrics["high"], metrics["units"], metrics["unit"]) == expected
     assert expected[0] == pytest.approx(3 / 4)  # source one drawn twice

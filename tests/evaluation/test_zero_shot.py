@@ -31,7 +31,8 @@ def test_a_model_that_matches_the_classes_is_correct(split):
     scores, arrays, _ = classify(split, template_sets={"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
     assert scores["zero_shot"]["eng"].keys() == {"teminal", "own"}
     for metrics in scores["zero_shot"]["eng"].values():
-        assert metrics["top1"] == pytest.approx({"value": 1.0, "low": 1.0, "high": 1.0, "chance": 0.25})
+        units = {"units": 8, "unit": "clips"}
+        assert metrics["top1"] == {"value": 1.0, "low": None, "high": None, "chance": pytest.approx(0.25), **units}
         assert metrics["top5"]["chance"] == metrics["top5"]["value"] == metrics["mean_per_class"]["value"] == 1
         assert metrics["per_class"] == dict.fromkeys(["tone_0", "tone_1", "tone_2", "tone_3"], 1.0)
         assert "per_fold" not in metrics
@@ -39,7 +40,7 @@ def test_a_model_that_matches_the_classes_is_correct(split):
     assert np.array_equal(arrays["zero_shot/eng/own/confusion"], 2 * np.eye(4))
 
 
-def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
+def test_wrong_answers_are_counted_by_class_and_fold(tmp_path, two_units_suffice):
     rows = tone_rows(tmp_path)
     rows[5]["labels"] = ["tone_2"]  # its audio is tone_1
     split = embed_split(load_embedding_model(ToneModel()), rows)
@@ -151,7 +152,7 @@ def multi_label_rows(folder, count=36):
     return rows
 
 
-def test_several_labels_per_clip_are_scored_by_map(tmp_path):
+def test_several_labels_per_clip_are_scored_by_map(tmp_path, two_units_suffice):
     rows = multi_label_rows(tmp_path)
     split = embed_split(load_embedding_model(Random()), rows)
     classes = ["tone_3", "tone_0", "nowhere", "tone_1", "tone_2"]
@@ -177,6 +178,18 @@ def test_several_labels_per_clip_are_scored_by_map(tmp_path):
         truth = np.array([name in row["labels"] for row in rows])
         random.append(np.mean([average_precision_score(truth, rng.random(36)) for _ in range(300)]))
     assert metrics["mAP"]["chance"] == pytest.approx(np.mean(random), abs=0.01)
+
+
+def test_classes_of_few_recordings_have_no_interval(tmp_path):
+    """Many classes of three recordings do not make them more recordings."""
+    rows = [{**row, "source": f"tape{index % 3}"} for index, row in enumerate(multi_label_rows(tmp_path))]
+    first, second = (
+        evaluate(model, rows, tasks=["zero_shot"], cache=EmbeddingCache(None)) for model in (ToneModel(), Random())
+    )
+    found = second.scores["zero_shot"]["eng"]["supclap"]["mAP"]
+    assert (found["low"], found["units"], found["unit"]) == (None, 3, "recordings")
+    (line,) = compare(first, second)
+    assert (line["low"], line["units"], line["unit"]) == (None, 3, "recordings")
 
 
 def test_two_results_with_several_labels_are_compared_by_class(tmp_path):

@@ -8,9 +8,9 @@ from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test,
 from modeling_supclap.metrics.comparison import Cell, difference, summarize
 from modeling_supclap.metrics.names import METRICS
 
-FIRST = np.array([[1, 1, 0, 1, 1, 0], [1, 0, 1, 1, 1, 1]], float)  # (seeds, queries)
-SECOND = np.array([[1, 0, 0, 0, 1, 0], [0, 0, 1, 1, 0, 1]], float)
-CLIPS = ["a", "a", "b", "b", "c", "c"]
+FIRST = np.tile([[1, 1, 0, 1, 1, 0], [1, 0, 1, 1, 1, 1]], 4).astype(float)  # (seeds, queries)
+SECOND = np.tile([[1, 0, 0, 0, 1, 0], [0, 0, 1, 1, 0, 1]], 4).astype(float)
+CLIPS = [f"clip{query // 2}" for query in range(24)]
 
 
 def test_one_run_is_paired_by_query():
@@ -21,8 +21,9 @@ def test_one_run_is_paired_by_query():
     assert found.recordings == (found.low, found.high)
     alone = difference([4 / 6], [2 / 6])
     assert (alone.low, alone.high, alone.p_value) == (None, None, None)
-    one_clip = difference([4 / 6], [2 / 6], FIRST[0], SECOND[0], ["a"] * 6)
-    assert one_clip.low is None
+    few = difference([4 / 6], [2 / 6], FIRST[0], SECOND[0], [query % 9 for query in range(24)])
+    assert (few.low, few.recordings) == (None, None)
+    assert 0 < few.p_value < 1
 
 
 def test_several_runs_are_paired_by_seed():
@@ -39,6 +40,9 @@ def test_several_runs_are_paired_by_seed_and_query():
     of_queries = FIRST.mean(axis=0) - SECOND.mean(axis=0)
     assert found.recordings == bootstrap_intervals({"x": of_queries}, CLIPS)["x"]
     assert (found.low, found.high) == seed_interval(list(found.values), found.recordings)
+    few = difference(FIRST.mean(axis=1), SECOND.mean(axis=1), FIRST, SECOND, [query % 9 for query in range(24)])
+    assert few.recordings is None
+    assert (few.low, few.high) == seed_interval(list(few.values))
 
 
 def test_intervals_of_shares_stay_between_0_and_1():

@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from modeling_supclap.evaluation.results import SCHEMA, Score, score
+from modeling_supclap.evaluation.results import SCHEMA, Interval, Score, score
 from modeling_supclap.model_card.results import CardScore, format_card_scores, get_card_scores
 
 
@@ -72,6 +72,17 @@ def test_tables_have_a_cell_for_every_number():
     assert "| clotho, evaluation | text to audio | eng | 20.0 (15.0 to 25.0); chance 0.1 |  |  |  |" in table
     assert "| clotho, evaluation | zero-shot, plain | eng | 60.0 (50.0 to 70.0); chance 10.0 |" in table
     assert "| clotho, evaluation | ZSTE 3A | eng | 55.0; chance 33.3; order-blind 50.0 |" in table
+
+
+def test_the_resampled_units_are_named():
+    few = score(0.2, Interval(0.1, 0.3, 12, "recordings"), 0.001)
+    none = score(0.6, Interval(None, None, 2, "recordings"), 0.1)
+    content = {"retrieval": {"eng": {"t2a": {"R@1": few}}}, "zero_shot": {"eng": {"plain": {"top1": none}}}}
+    recall, accuracy = get_card_scores(results(content))
+    text = format_card_scores([recall, accuracy])
+    assert "Resampled units: 12 recordings (few units); 2 recordings (fewer than 10: no interval)." in text
+    assert recall.as_eval_result().metric_args == {"interval": [0.1, 0.3], "confidence": 0.9, "recordings": 12}
+    assert accuracy.as_eval_result().metric_args is None
 
 
 def test_the_model_index_keeps_directions_languages_and_intervals_apart():

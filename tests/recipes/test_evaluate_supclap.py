@@ -384,3 +384,24 @@ def test_models_that_skip_different_recordings_have_a_table(folder, tmp_path, mo
     with pytest.warns(UserWarning, match="dataset_hash"):
         run_recipe(evaluate_supclap, *arguments)
     assert pandas.read_csv(tmp_path / "table.csv")["value"].tolist() == [0.5, 0.5]
+
+
+def test_scores_are_grouped_by_a_column_of_the_table(folder, tmp_path, capsys):
+    """The column is none of the fields of a row; a clip without a value is a group of its own."""
+    lines = ["file_name,caption,label,site,split"]
+    for number, site in enumerate(("north", "north", "south", "south", "south", "")):
+        soundfile.write(tmp_path / f"{number}.wav", 0.5 * builders.tone(200.0 * (number + 1)), builders.RATE_HZ)
+        lines.append(f"{number}.wav,a tone {number},tone_{number % 2},{site},test")
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    words = ["--model", folder / "model0", "--dataset", "audio_folder", "--data_dir", tmp_path, "--languages", "eng"]
+    words += ["--tasks", "zero_shot", "--output_dir", tmp_path / "out", "--cache_dir", "none"]
+    run_recipe(evaluate_supclap, *words, "--group_by", "site")
+    results = Results.load(tmp_path / "out")
+    scores = results.content["groups"]["scores"]
+    counts = {site: of_site["zero_shot"]["eng"]["supclap"]["num_clips"] for site, of_site in scores.items()}
+    assert counts == {"no value": 1, "north": 2, "south": 3}
+    assert "site south: zero_shot eng supclap top1" in capsys.readouterr().out
+    assert "by site</h2>" in (tmp_path / "out" / "report.html").read_text()
+    assert len(set(results.arrays["clips/source"])) == 6  # the sites are not the sources
+    with pytest.raises(ValueError, match="yaer"):
+        run_recipe(evaluate_supclap, *words, "--group_by", "yaer")

@@ -22,7 +22,7 @@ def recipe(monkeypatch):
 
     def train(settings):
         answered = (4 if settings["svr"] == "none" else 6) + settings["seed"]
-        return paired_queries([1] * answered + [0] * (8 - answered))
+        return paired_queries(([1] * answered + [0] * (8 - answered)) * 5)
 
     return fake_training(monkeypatch, train)
 

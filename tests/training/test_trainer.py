@@ -820,3 +820,11 @@ def test_drift_is_computed_in_the_order_of_the_rows(tmp_path, rows):
         )
     assert any("drift" in name or "perpendicular" in name for name in results[0])
     assert results[1] == pytest.approx(results[0])
+
+
+def test_a_trained_model_is_named_by_its_output_folder(tmp_path):
+    rows = tone_rows(tmp_path)
+    trainer = build(tmp_path / "SVR-seed0", rows, **QUICK)
+    assert load_embedding_model(trainer.clap, trainer.processor).name == "SupCLAPModel"
+    trainer.train()
+    assert load_embedding_model(trainer.clap, trainer.processor).name == "SVR-seed0"

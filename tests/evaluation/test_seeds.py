@@ -1,0 +1,112 @@
+"""Tables of several models and seeds, from results in memory and in folders."""
+
+import re
+
+import numpy as np
+import pandas
+import pytest
+from results_fixtures import query_results
+from scipy import stats
+
+from modeling_supclap import evaluation
+
+R1 = "retrieval eng t2a R@1"
+
+
+def results(hits, dataset="esc50", name="start", **protocol):
+    """Return results with `hits` correct queries of 40 recordings."""
+    content = {"model": {"name": name}, "protocol": {"dataset": dataset, "languages": ["eng"], **protocol}}
+    return query_results([1] * hits + [0] * (40 - hits), chance=0.05, **content)
+
+
+def test_seeds_in_memory_have_mean_deviation_and_paired_difference():
+    first, second = [results(hits) for hits in (8, 12, 16)], [results(hits) for hits in (14, 16, 21)]
+    frame = evaluation.table({"InfoNCE": first, "SVR & co": second}).to_frame().set_index("model")
+    assert isinstance(frame, pandas.DataFrame)
+    line = frame.loc["SVR & co"]
+    assert (line["dataset"], line["score"], line["seeds"]) == ("esc50", R1, 3)
+    assert line["value"] == pytest.approx(np.mean([14, 16, 21]) / 40)
+    assert line["std"] == pytest.approx(np.std([14, 16, 21], ddof=1) / 40)
+    assert line["difference"] == pytest.approx(5 / 40)
+    over_seeds = stats.ttest_1samp(np.array([6, 4, 5]) / 40, 0).confidence_interval(0.95)
+    assert line["difference_low"] < over_seeds.low  # also over recordings
+    assert line["difference_high"] > over_seeds.high
+    assert np.isnan(frame.loc["InfoNCE", "difference"])
+
+
+def test_lists_are_paired_by_place_and_loaded_results_by_seed(tmp_path):
+    for loss, of_seeds in {"InfoNCE": {0: 8, 1: 20}, "SVR": {1: 22, 2: 30}}.items():
+        for seed, hits in of_seeds.items():
+            results(hits).save(tmp_path / f"{loss}-seed{seed}")
+    loaded = evaluation.load_results(tmp_path / "*-seed*")
+    assert {name: [each.seed for each in runs] for name, runs in loaded.items()} == {"InfoNCE": [0, 1], "SVR": [1, 2]}
+    frame = evaluation.table(loaded).to_frame().set_index("model")
+    assert frame.loc["SVR", "difference"] == pytest.approx(2 / 40)  # only seed 1 is in both
+    in_memory = {"InfoNCE": [results(8), results(20)], "SVR": [results(22), results(30)]}
+    frame = evaluation.table(in_memory).to_frame().set_index("model")
+    assert frame.loc["SVR", "difference"] == pytest.approx(12 / 40)
+
+
+def test_folders_named_seed_belong_to_the_folder_above(tmp_path):
+    for loss, seed in (("InfoNCE", 0), ("InfoNCE", 1), ("SVR", 0)):
+        results(10).save(tmp_path / loss / f"seed{seed}")
+    (tmp_path / "SVR" / "seed1").mkdir()
+    with pytest.warns(UserWarning, match="seed1 contains no results.json"):
+        loaded = evaluation.load_results(f"{tmp_path}/*/seed*")
+    assert {name: len(runs) for name, runs in loaded.items()} == {"InfoNCE": 2, "SVR": 1}
+    with pytest.raises(FileNotFoundError, match="sede"):
+        evaluation.load_results(tmp_path / "sede*")
+
+
+def test_each_dataset_has_its_own_tables(tmp_path):
+    for dataset, hits in (("esc50", 8), ("clotho", 20)):
+        results(hits, dataset, "mine").save(tmp_path / dataset / "mine")
+        results(hits + 4, dataset, "other").save(tmp_path / dataset / "other")
+    compared = evaluation.table(evaluation.load_results(tmp_path / "*" / "*"))
+    frame = compared.to_frame().set_index(["dataset", "model"])
+    assert frame["value"].to_dict() == {
+        ("clotho", "mine"): 0.5,
+        ("clotho", "other"): 0.6,
+        ("esc50", "mine"): 0.2,
+        ("esc50", "other"): 0.3,
+    }
+    assert [table.title for table in compared.tables] == ["clotho: retrieval, eng", "esc50: retrieval, eng"]
+
+
+def test_a_table_is_shown_in_each_format(tmp_path):
+    models = {"a_1 & 50%": [results(8), results(12)], "<SVR>": [results(14), results(16)]}
+    compared = evaluation.table(models)
+    assert "| <SVR\\> |" in compared.to_markdown() or "SVR" in compared.to_markdown()
+    assert "&lt;SVR&gt;" in compared._repr_html_()
+    line = next(line for line in str(compared).splitlines() if line.startswith("<SVR>"))
+    assert re.search(r" 2 +37\.5 ± 3\.5 ", line)
+
+    latex = compared.to_latex()
+    environments = re.findall(r"\\(begin|end)\{(\w+)\}", latex)
+    assert environments == [("begin", "tabular"), ("end", "tabular")]
+    assert re.findall(r"\\(\w+rule)\b", latex) == ["toprule", "midrule", "bottomrule"]
+    body = re.sub(r"\\[{}]", "", latex)
+    assert body.count("{") == body.count("}")
+    columns = re.search(r"\\begin\{tabular\}\{(\w+)\}", latex)[1]
+    rows = [row for row in latex.splitlines() if row.endswith(r" \\")]
+    assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [len(columns)] * 3
+    assert r"a\_1 \& 50\%" in rows[1]
+    compared.save(tmp_path)
+    assert (tmp_path / "table.tex").read_text() == latex
+    assert pandas.read_csv(tmp_path / "table.csv")["value"].tolist() == compared.to_frame()["value"].tolist()
+
+
+def test_the_table_names_the_resampled_units():
+    few = query_results([1, 0] * 6, protocol={"dataset": "esc50", "languages": ["eng"]})
+    few.scores["retrieval"]["eng"]["t2a"]["R@1"] |= {"units": 12, "unit": "recordings", "low": 0.2, "high": 0.8}
+    compared = evaluation.table({"one": few, "two": few})
+    assert "Resampled units: 12 recordings (few units)." in compared.to_markdown()
+    assert compared.to_frame()[["units", "unit"]].values.tolist() == [[12, "recordings"]] * 2
+
+
+def test_results_of_other_protocols_are_refused():
+    one, other = results(8, positives="clip"), results(8, positives="captions")
+    with pytest.raises(ValueError, match="positives"):
+        evaluation.table({"one": one, "other": other})
+    with pytest.raises(ValueError, match="no scores"):
+        evaluation.table({})
