@@ -9,7 +9,6 @@ import numpy as np
 from ..schema import Event
 from .captions import label_phrases, render_captions
 from .folder import Clip, Collection, FolderConfig, RowBuilder
-from .metadata import Line
 from .recordings import duration_seconds, stem_of
 
 
@@ -97,14 +96,6 @@ class FoldBuilder(RowBuilder):
                 row = Clip(clip_id, captions, f"freesound:{clip.freesound_id}", clip.license, [clip.label], events)
                 collection.add(split, row, clip.file_name, path)
         return collection
-
-
-def read_fold(line: Line) -> int:
-    """Parse the fold number in a table line; raise ValueError with the line number if it is not a number."""
-    text = line.values["fold"].strip()
-    if not text.isdecimal():
-        raise ValueError(f"{line.where}: fold is {text!r}; expected a number")
-    return int(text)
 
 
 def split_clips(

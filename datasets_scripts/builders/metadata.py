@@ -28,6 +28,15 @@ class Line(NamedTuple):
     where: str
     values: dict[str, Any]
 
+    def number(self, column: str, whole: bool = False) -> float:
+        """Parse a number of at least 0; raise ValueError with the file and the line for any other value."""
+        with suppress(ValueError):
+            number = float(self.values[column])
+            if number >= 0 and (number.is_integer() or not whole):
+                return number
+        expected = "a whole number" if whole else "a number"
+        raise ValueError(f"{self.where}: {column} is {self.values[column]!r}; expected {expected} of at least 0")
+
 
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
     """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.

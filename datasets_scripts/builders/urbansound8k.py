@@ -6,7 +6,7 @@ The builder reads the folder of https://urbansounddataset.weebly.com/urbansound8
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .folds import FoldBuilder, FoldClip, FoldConfig, read_fold
+from .folds import FoldBuilder, FoldClip, FoldConfig
 from .metadata import Line, read_csv
 
 COLUMNS = ("slice_file_name", "fsID", "start", "end", "salience", "fold", "classID", "class")
@@ -38,18 +38,13 @@ class UrbanSound8K(FoldBuilder):
 
     def _read_slice(self, line: Line) -> FoldClip:
         values = line.values
-        try:
-            start, end, salience = float(values["start"]), float(values["end"]), int(values["salience"])
-        except ValueError as error:
-            raise ValueError(f"{line.where}: {error}; start, end and salience must be numbers") from error
-
-        in_background = self.config.foreground_only and salience != 1
+        in_background = line.number("salience", whole=True) != 1 and self.config.foreground_only
         return FoldClip(
             file_name=values["slice_file_name"].strip(),
-            fold=read_fold(line),
+            fold=int(line.number("fold", whole=True)),
             label=values["class"].strip(),
             freesound_id=values["fsID"].strip(),
             license="CC BY-NC 3.0",  # from the dataset's README
-            seconds=round(end - start, 6),  # precision of the table
+            seconds=round(line.number("end") - line.number("start"), 6),  # precision of the table
             left_out="in the background" if in_background else "",
         )
