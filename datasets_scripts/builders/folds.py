@@ -21,7 +21,6 @@ class FoldClip(NamedTuple):
     freesound_id: str
     license: str
     seconds: float | None = None  # None if the table does not contain the length
-    left_out: str = ""  # reason for excluding the clip
 
 
 @dataclass
@@ -85,10 +84,6 @@ class FoldBuilder(RowBuilder):
         for split, members in splits.items():
             for clip in members:
                 clip_id = stem_of(clip.file_name)
-                if clip.left_out:
-                    collection.leave_out(clip.left_out, clip_id)
-                    continue
-
                 path = config.recordings.named([clip_id])
                 seconds = duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
                 events = [Event(label=clip.label, onset_seconds=0.0, offset_seconds=seconds)] if seconds else []

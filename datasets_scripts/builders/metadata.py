@@ -134,9 +134,9 @@ def _split_tabs(text: str) -> list[tuple[int, list[str]]]:
     return rows if len({len(cells) for _, cells in rows}) == 1 else []
 
 
-def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> Any:
+def read_json(path: Path) -> Any:
     """Read a JSON file; raise ValueError with the path if it is not valid JSON."""
-    return _parse_json(decode_text(path.read_bytes(), str(path), languages, encoding), str(path))
+    return _parse_json(decode_text(path.read_bytes(), str(path)), str(path))
 
 
 def read_table(
