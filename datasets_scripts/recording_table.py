@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -78,15 +77,8 @@ class RecordingTable(Sequence[dict[str, Any]]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the file, or of the size and the footer of a Parquet file, which has its statistics."""
-        if self._parquet is None:
-            return file_sha256(self.path)
-        size = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            file.seek(size - 8)
-            length = int.from_bytes(file.read(4), "little")
-            file.seek(size - 8 - length)
-            return hashlib.sha256(f"{size} ".encode() + file.read(length)).hexdigest()
+        """SHA-256 of the file."""
+        return file_sha256(self.path)
 
     def _convert(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         folder, column = self.path.resolve().parent, self._columns.of_field["file_name"]

@@ -282,9 +282,10 @@ def load_tars(**options: Any) -> dict[str, RowStream]:
     for split, paths in _find_files(str(config.data_dir), ".tar", ".tar.gz", ".tgz").items():
         names = {}
         for address, name in paths.items():
-            unpacked = unpacked_name(address)
-            if unpacked == address or unpacked not in paths:  # otherwise unpacked beside it
-                names[address if unpacked == address else unpacked_tar(address)] = name
+            if unpacked_name(address) == address:
+                names[address] = name
+            elif unpacked_name(address) not in paths:  # otherwise unpacked beside it
+                names[unpacked_tar(address)] = name
         read = partial(_index_tar, config=config, names=names)
         rows[split] = _index(list(names), split, read, features(config.languages), config)
     splits = hf.finish_splits(rows, hf.get_origin(str(config.data_dir)))

@@ -5,11 +5,10 @@ The builder reads `train.csv`, `val.csv` and `test.csv` from the authors' reposi
 `recordings.YOUTUBE_NAMINGS`. Some videos are no longer available. See https://audiocaps.github.io.
 """
 
-import re
 from typing import ClassVar
 
-from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
-from .metadata import Line, read_csv
+from .folder import ENGLISH, Collection, FolderConfig, RowBuilder, youtube_clip
+from .metadata import read_csv
 from .recordings import YOUTUBE_NAMINGS, Segment, find_segments
 
 COLUMNS = ("audiocap_id", "youtube_id", "start_time", "caption")
@@ -41,7 +40,7 @@ class AudioCaps(RowBuilder):
             splits[split] = {}
             seen: set[str] = set()
             for line in read_csv(path, COLUMNS):
-                segment = line.values["youtube_id"].strip(), start_seconds(line, "start_time")
+                segment = line.values["youtube_id"].strip(), int(line.number("start_time", whole=True))
                 caption_id = line.values["audiocap_id"].strip()
                 captions = splits[split].setdefault(segment, {})
                 if caption_id in seen:
@@ -57,17 +56,6 @@ class AudioCaps(RowBuilder):
             for segment, captions in clips.items():
                 # If no file is named after its video, the files are named after their captions.
                 path = paths.get(segment) if paths else recordings.named(captions)
-                # AudioSet does not list licences: each uploader chooses a licence per video.
-                clip_id, source = "{}_{}".format(*segment), f"youtube:{segment[0]}"
-                clip = Clip(clip_id, {ENGLISH: list(captions.values())}, source, "unknown (YouTube)")
-                collection.add(split, clip, clip_id, path)
+                clip = youtube_clip(segment, {ENGLISH: list(captions.values())})
+                collection.add(split, clip, clip.clip_id, path)
         return collection
-
-
-def start_seconds(line: Line, column: str) -> int:
-    """Parse the start of a clip in whole seconds; raise ValueError with the line number for any other value."""
-    text = line.values[column].strip()
-    whole = re.fullmatch(r"(\d+)(\.0+)?", text)
-    if not whole:
-        raise ValueError(f"{line.where}: {column} is {text!r}; expected whole seconds")
-    return int(whole[1])

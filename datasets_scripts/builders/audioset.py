@@ -8,9 +8,8 @@ https://research.google.com/audioset. The audio must be downloaded separately, w
 from pathlib import Path
 from typing import ClassVar
 
-from .audiocaps import start_seconds
 from .captions import caption_classes
-from .folder import Clip, Collection, FolderConfig, RowBuilder
+from .folder import Collection, FolderConfig, RowBuilder, youtube_clip
 from .metadata import Line, read_csv
 from .recordings import YOUTUBE_NAMINGS, Segment, find_segments
 
@@ -53,24 +52,17 @@ class AudioSet(RowBuilder):
             for line in read_csv(path, COLUMNS, header=False):
                 # comment lines, one of them with the column names
                 if not line.values["YTID"].startswith("#"):
-                    clips.append((split, line, (line.values["YTID"], start_seconds(line, "start_seconds"))))
+                    segment = line.values["YTID"], int(line.number("start_seconds", whole=True))
+                    clips.append((split, line, segment))
 
-        ends = {segment: _read_end(line) for _, line, segment in clips}
+        ends = {segment: line.number("end_seconds") for _, line, segment in clips}
         paths = find_segments(self.config.recordings, list(ends), ends)
         for split, line, segment in clips:
             mids = [mid.strip() for mid in line.values["positive_labels"].split(",") if mid.strip()]
             unknown = [mid for mid in mids if mid not in names]
             if unknown:
                 raise ValueError(f"{line.where}: the class {unknown[0]!r} is not in {CLASSES}")
-            labels, clip_id = [names[mid] for mid in mids], "{}_{}".format(*segment)
-            clip = Clip(clip_id, caption_classes(labels), f"youtube:{segment[0]}", "unknown (YouTube)", labels)
-            collection.add(split, clip, clip_id, paths.get(segment))
+            labels = [names[mid] for mid in mids]
+            clip = youtube_clip(segment, caption_classes(labels), labels)
+            collection.add(split, clip, clip.clip_id, paths.get(segment))
         return collection
-
-
-def _read_end(line: Line) -> float:
-    text = line.values["end_seconds"].strip()
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"{line.where}: end_seconds is {text!r}; expected a number of seconds") from error

@@ -6,7 +6,7 @@ clips from the table.
 
 from typing import ClassVar
 
-from .folds import FoldBuilder, FoldClip, FoldConfig, read_fold
+from .folds import FoldBuilder, FoldClip, FoldConfig
 from .metadata import read_csv
 
 COLUMNS = ("filename", "fold", "category", "esc10", "src_file")
@@ -35,8 +35,6 @@ class ESC50(FoldBuilder):
 
         clips = []
         for line in lines:
-            values = line.values
-            clips.append(
-                FoldClip(values["filename"], read_fold(line), values["category"], values["src_file"], license)
-            )
+            values, fold = line.values, int(line.number("fold", whole=True))
+            clips.append(FoldClip(values["filename"], fold, values["category"], values["src_file"], license))
         return clips

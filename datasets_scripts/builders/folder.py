@@ -25,7 +25,7 @@ from ..splits import SPLITS, connect, hash_copies, warn_of_shared
 from . import metadata
 from .captions import check_languages
 from .columns import clean_texts, warn_once
-from .recordings import Recordings, listing
+from .recordings import Recordings, Segment, listing
 
 REPORT_NAME = "report.json"  # the saved `RowBuilder.report`, in the cache folder of the rows
 ENGLISH = LANGUAGES[0]
@@ -49,6 +49,11 @@ class Clip(NamedTuple):
     def audio(self) -> tuple[str, float | None, float | None]:
         """File of the clip, and the part of it that is the clip."""
         return self.audio_path, self.start_seconds, self.end_seconds
+
+
+def youtube_clip(segment: Segment, captions: Mapping[str, Sequence[str]], labels: Sequence[str] = ()) -> Clip:
+    """Return the clip of a YouTube video. Its licence is unknown, because each uploader chooses one per video."""
+    return Clip("{}_{}".format(*segment), captions, f"youtube:{segment[0]}", "unknown (YouTube)", labels)
 
 
 @dataclass

@@ -9,7 +9,6 @@ import numpy as np
 from ..schema import Event
 from .captions import label_phrases, render_captions
 from .folder import Clip, Collection, FolderConfig, RowBuilder
-from .metadata import Line
 from .recordings import duration_seconds, stem_of
 
 
@@ -22,7 +21,6 @@ class FoldClip(NamedTuple):
     freesound_id: str
     license: str
     seconds: float | None = None  # None if the table does not contain the length
-    left_out: str = ""  # reason for excluding the clip
 
 
 @dataclass
@@ -86,10 +84,6 @@ class FoldBuilder(RowBuilder):
         for split, members in splits.items():
             for clip in members:
                 clip_id = stem_of(clip.file_name)
-                if clip.left_out:
-                    collection.leave_out(clip.left_out, clip_id)
-                    continue
-
                 path = config.recordings.named([clip_id])
                 seconds = duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
                 events = [Event(label=clip.label, onset_seconds=0.0, offset_seconds=seconds)] if seconds else []
@@ -97,14 +91,6 @@ class FoldBuilder(RowBuilder):
                 row = Clip(clip_id, captions, f"freesound:{clip.freesound_id}", clip.license, [clip.label], events)
                 collection.add(split, row, clip.file_name, path)
         return collection
-
-
-def read_fold(line: Line) -> int:
-    """Parse the fold number in a table line; raise ValueError with the line number if it is not a number."""
-    text = line.values["fold"].strip()
-    if not text.isdecimal():
-        raise ValueError(f"{line.where}: fold is {text!r}; expected a number")
-    return int(text)
 
 
 def split_clips(

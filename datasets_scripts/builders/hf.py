@@ -262,7 +262,6 @@ class HubDataset:
         # The feature of `Audio` would need FFmpeg to store a path, but not to describe one that is stored.
         kind = datasets.Features({"audio": datasets.Audio(decode=False)})
         audio = datasets.Dataset(pyarrow.table({"audio": stored}).cast(kind.arrow_schema))
-        audio = datasets.Dataset(audio.data, info=datasets.DatasetInfo(features=kind))
         joined = datasets.concatenate_datasets(
             [datasets.Dataset.from_list(rows, features=columns.features), audio], axis=1
         )
@@ -270,10 +269,12 @@ class HubDataset:
         usable: list[int] = []
         is_null = pc.is_null(stored).to_pylist()
         for index, *_ in recordings.values():
-            if any(rows[index]["captions"].values()) and not is_null[index]:
+            if is_null[index]:
+                self._missing.append(rows[index]["clip_id"])
+            elif any(rows[index]["captions"].values()):
                 usable.append(index)
             else:
-                (self._missing if is_null[index] else self._left_out).append(rows[index]["clip_id"])
+                self._left_out.append(rows[index]["clip_id"])
         return joined if len(usable) == len(rows) else joined.select(usable)
 
 

@@ -28,6 +28,15 @@ class Line(NamedTuple):
     where: str
     values: dict[str, Any]
 
+    def number(self, column: str, whole: bool = False) -> float:
+        """Parse a number of at least 0; raise ValueError with the file and the line for any other value."""
+        with suppress(ValueError):
+            number = float(self.values[column])
+            if number >= 0 and (number.is_integer() or not whole):
+                return number
+        expected = "a whole number" if whole else "a number"
+        raise ValueError(f"{self.where}: {column} is {self.values[column]!r}; expected {expected} of at least 0")
+
 
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
     """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.
@@ -125,9 +134,9 @@ def _split_tabs(text: str) -> list[tuple[int, list[str]]]:
     return rows if len({len(cells) for _, cells in rows}) == 1 else []
 
 
-def read_json(path: Path, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> Any:
+def read_json(path: Path) -> Any:
     """Read a JSON file; raise ValueError with the path if it is not valid JSON."""
-    return _parse_json(decode_text(path.read_bytes(), str(path), languages, encoding), str(path))
+    return _parse_json(decode_text(path.read_bytes(), str(path)), str(path))
 
 
 def read_table(

@@ -16,7 +16,7 @@ import soundfile
 from ..audio_files import SUFFIXES, is_audio_name, walk
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
-_ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
+_ENDS = ("{end:.9g}", "{end:.1f}", "{end:.3f}", "{end:06g}", "{end_ms}")
 _ENDINGS = [f"_{start}{sep}{end}" for start, end in zip(_STARTS, _ENDS, strict=True) for sep in "_-"]
 _ENDINGS += [f"_{start}" for start in _STARTS] + [""]
 
@@ -188,11 +188,9 @@ def find_segments(
     for youtube_id, start in segments:
         stems = []
         for end in dict.fromkeys([(ends or {}).get((youtube_id, start), start + 10), start + 10]):
-            fields = {"id": youtube_id, "start": start, "start_ms": 1000 * start, "end_ms": round(1000 * end)}
+            milliseconds = {"start_ms": 1000 * start, "end_ms": round(1000 * end)}
             for naming in YOUTUBE_NAMINGS[:-2]:
-                is_whole = end == int(end)
-                if is_whole or "{end:06d}" not in naming:
-                    stems.append(naming.format(**fields, end=int(end) if is_whole else end))
+                stems.append(naming.format(id=youtube_id, start=start, end=end, **milliseconds))
         if counts[youtube_id] == 1:
             stems += [naming.format(id=youtube_id) for naming in YOUTUBE_NAMINGS[-2:]]
         path = recordings.named(stems)

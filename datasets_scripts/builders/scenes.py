@@ -277,27 +277,26 @@ def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) ->
     return take
 
 
-def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]:
-    """List the recordings of a folder by split and label, `{split: {label: [recording, ...]}}`.
+def split_recordings(folders: Sequence[str], seed: int) -> dict[str, dict[str, list[Path]]]:
+    """List the recordings of folders by split and label, `{split: {label: [recording, ...]}}`.
 
-    The folder contains the table `metadata.csv` (columns file_name, label and optionally speaker) or `meta/esc50.csv`
+    Each folder contains the table `metadata.csv` (columns file_name, label and optionally speaker) or `meta/esc50.csv`
     (columns filename, category and fold). If the table has a column of folds or speakers, whole folds or speakers are
     held out. Otherwise, single recordings of each label are held out. Raises FileNotFoundError if the folder, its table
     or a recording does not exist.
     """
-    recordings = Recordings(folder)
-    table = find_table(recordings)
-    of_esc50, of_others = ("filename", "category", "fold"), ("file_name", "label", "speaker")
-    columns, required = (of_esc50, 3) if table.name == "esc50.csv" else (of_others, 2)
-
-    members: dict[tuple[str, str], list[tuple[str, Path]]] = defaultdict(list)
-    for line in read_csv(table, columns[:required]):
-        name, label, group = (line.values.get(column, "") for column in columns)
-        path = recordings.at(name) or recordings.named([stem_of(name)])
-        if path is None:
-            raise FileNotFoundError(f"{line.where}: {name} is not in {recordings.folder}")
-        # Sample from all folds or speakers, or from the recordings of one label.
-        members["" if group else label, group or name].append((label, path))
+    members: dict[tuple[tuple[int, str], str], list[tuple[str, Path]]] = defaultdict(list)
+    for number, recordings in enumerate(map(Recordings, folders)):
+        table = find_table(recordings)
+        of_esc50, of_others = ("filename", "category", "fold"), ("file_name", "label", "speaker")
+        columns, required = (of_esc50, 3) if table.name == "esc50.csv" else (of_others, 2)
+        for line in read_csv(table, columns[:required]):
+            name, label, group = (line.values.get(column, "") for column in columns)
+            path = recordings.at(name) or recordings.named([stem_of(name)])
+            if path is None:
+                raise FileNotFoundError(f"{line.where}: {name} is not in {recordings.folder}")
+            # Sample from all folds or speakers of the folder, or from the recordings of one label.
+            members[(number, "" if group else label), group or name].append((label, path))
 
     files: dict[str, dict[str, list[Path]]] = {split: defaultdict(list) for split in SPLITS}
     for pool in sorted({pool for pool, _ in members}):
@@ -415,12 +414,7 @@ class Scenes(SyntheticEvents):
 
     @cached_property
     def _files(self) -> dict[str, dict[str, list[Path]]]:
-        files: dict[str, dict[str, list[Path]]] = {split: defaultdict(list) for split in SPLITS}
-        for folder in self.config.recordings or ():
-            for split, of_split in split_recordings(folder, self.config.seed).items():
-                for label, paths in of_split.items():
-                    files[split][label] += paths
-        return files
+        return split_recordings(self.config.recordings or (), self.config.seed)
 
     @cached_property
     def _takes(self) -> dict[str, Take]:

@@ -3,29 +3,21 @@
 The builder reads the folder of https://urbansounddataset.weebly.com/urbansound8k.html.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from .folds import FoldBuilder, FoldClip, FoldConfig, read_fold
+from .folds import FoldBuilder, FoldClip, FoldConfig
 from .metadata import Line, read_csv
 
 COLUMNS = ("slice_file_name", "fsID", "start", "end", "salience", "fold", "classID", "class")
 
 
-@dataclass
 class UrbanSound8KConfig(FoldConfig):
-    """UrbanSound8K configuration; `data_dir` must contain `metadata/UrbanSound8K.csv` and `audio/`. See `FoldConfig`.
-
-    Attributes:
-        foreground_only: Whether to exclude clips with the sound in the background (salience 2).
-    """
+    """Configuration of UrbanSound8K; `data_dir` contains `metadata/UrbanSound8K.csv` and `audio/`. See `FoldConfig`."""
 
     DATASET = "UrbanSound8K"
     LAYOUT = "the folder that holds metadata/UrbanSound8K.csv and audio/"
     TABLES: ClassVar = {"clips": ("UrbanSound8K.csv",)}
     PHRASES = "urbansound8k"
-
-    foreground_only: bool = False
 
 
 class UrbanSound8K(FoldBuilder):
@@ -38,18 +30,11 @@ class UrbanSound8K(FoldBuilder):
 
     def _read_slice(self, line: Line) -> FoldClip:
         values = line.values
-        try:
-            start, end, salience = float(values["start"]), float(values["end"]), int(values["salience"])
-        except ValueError as error:
-            raise ValueError(f"{line.where}: {error}; start, end and salience must be numbers") from error
-
-        in_background = self.config.foreground_only and salience != 1
         return FoldClip(
             file_name=values["slice_file_name"].strip(),
-            fold=read_fold(line),
+            fold=int(line.number("fold", whole=True)),
             label=values["class"].strip(),
             freesound_id=values["fsID"].strip(),
             license="CC BY-NC 3.0",  # from the dataset's README
-            seconds=round(end - start, 6),  # precision of the table
-            left_out="in the background" if in_background else "",
+            seconds=round(line.number("end") - line.number("start"), 6),  # precision of the table
         )

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..splits import draw_sources
-from .audiocaps import start_seconds
 from .captions import render_captions
-from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
+from .folder import ENGLISH, Collection, FolderConfig, RowBuilder, youtube_clip
 from .metadata import read_csv
 from .recordings import YOUTUBE_NAMINGS, Segment, find_segments
 
@@ -49,14 +48,14 @@ class VGGSound(RowBuilder):
                 continue
             if split not in ("train", "test"):
                 raise ValueError(f"{line.where}: the split is {split!r}; expected train or test")
-            clips.append(((line.values["youtube_id"], start_seconds(line, "start_seconds")), label, split))
+            segment = line.values["youtube_id"], int(line.number("start_seconds", whole=True))
+            clips.append((segment, label, split))
 
         paths = find_segments(self.config.recordings, list(dict.fromkeys(segment for segment, _, _ in clips)))
         trained = {segment[0] for segment, _, split in clips if split == "train"}
         drawn = draw_sources(trained, {"validation": self.config.num_validation}, self.config.seed)
         for segment, label, split in clips:
-            clip_id = "{}_{}".format(*segment)
             captions = render_captions({ENGLISH: label}, [ENGLISH]) if label else {}
-            clip = Clip(clip_id, captions, f"youtube:{segment[0]}", "unknown (YouTube)", labels=[label])
-            collection.add(drawn[segment[0]] if split == "train" else split, clip, clip_id, paths.get(segment))
+            clip = youtube_clip(segment, captions, [label])
+            collection.add(drawn[segment[0]] if split == "train" else split, clip, clip.clip_id, paths.get(segment))
         return collection

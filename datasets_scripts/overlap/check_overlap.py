@@ -26,26 +26,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 
 from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts.atomic_files import file_sha256, write_json, write_text
+from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.audio_files import list_recordings
 from modeling_supclap.datasets_scripts.bad_audio import map_in_order
 from modeling_supclap.datasets_scripts.builders.recordings import listing
 from modeling_supclap.datasets_scripts.csv_text import to_csv
-from modeling_supclap.datasets_scripts.overlap.fingerprint import (
-    RATE_HZ,
-    THRESHOLD,
-    FingerprintIndex,
-    Match,
-    fingerprint,
-)
+from modeling_supclap.datasets_scripts.overlap.fingerprint import RATE_HZ, THRESHOLD, FingerprintIndex, fingerprint
 from modeling_supclap.datasets_scripts.prepared import MANIFEST
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import (
@@ -55,6 +49,7 @@ from modeling_supclap.datasets_scripts.schema import (
     SEGMENT_COLUMNS,
     without_audio,
 )
+from modeling_supclap.datasets_scripts.splits import hash_copies
 
 _NEEDED = ("clip_id", "audio_path", *SEGMENT_COLUMNS, CHANNEL, *AUDIO_COLUMNS)
 _FILES = ""  # split of the recordings of a folder
@@ -84,31 +79,18 @@ def compare(
     if first == second:
         raise ValueError(f"both sets are {first}; to compare splits of one set, pass {first}:train {first}:test")
 
-    loaded = _load(first, cache_dir), _load(second, cache_dir)
-    clips, prints, not_compared = [], [], []
-    for name, splits in zip((first, second), loaded, strict=True):
-        some, computed = _fingerprint_all(name, splits, workers, quiet)
-        clips.append(some)
-        prints.append(computed)
-        not_compared.append(_without_print(some, computed))
-
+    loaded = {name: _load(name, cache_dir) for name in (first, second)}
+    sets = [_fingerprint_all(name, splits, workers, quiet) for name, splits in loaded.items()]
     by_source: dict[str, list[list[Clip]]] = defaultdict(lambda: [[], []])
-    for side in (0, 1):
-        for clip in clips[side]:
+    for side, of_set in enumerate(sets):
+        for clip in of_set.clips:
             if not clip["source"].startswith(FILE_SOURCE):
                 by_source[clip["source"]][side].append(clip)
+    shared = {source: of_both for source, of_both in sorted(by_source.items()) if all(of_both)}
 
-    shared = {}
-    for source in sorted(by_source):
-        if all(by_source[source]):
-            shared[source] = by_source[source]
-    return {
-        "sets": [{"name": first, "clips": len(clips[0])}, {"name": second, "clips": len(clips[1])}],
-        "threshold": THRESHOLD,
-        "shared_sources": shared,
-        "copies": _copies(clips, prints, quiet),
-        "not_compared": not_compared,
-    }
+    copies = [pair for matches in _search(*sets, quiet) for _, pair in matches]
+    copies.sort(key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
+    return _report(loaded, sets, copies, shared)
 
 
 def find_copies(name: str, workers: int = 1, cache_dir: str | None = None, quiet: bool = True) -> dict[str, Any]:
@@ -120,29 +102,38 @@ def find_copies(name: str, workers: int = 1, cache_dir: str | None = None, quiet
     Raises FileNotFoundError for a missing set or a folder without recordings, and ValueError for an unknown split.
     """
     splits = _load(name, cache_dir)
-    copies: list[dict[str, Any]] = []
-    equal: list[Clip] = []
+    loaded, copies = {name: splits}, []
     if _FILES in splits:
         rows = splits[_FILES]
         originals = _first_equal_files(rows["audio_path"])
         named = [_clip(_FILES, row) for row in rows]
         for copy, original in originals.items():
-            equal.append(named[copy])
             copies.append({"first": named[original], "second": named[copy], "same_file": True, **_NO_MATCH})
         splits = {_FILES: rows.select([number for number in range(len(rows)) if number not in originals])}
 
-    clips, prints = _fingerprint_all(name, splits, workers, quiet)
-    index = FingerprintIndex(prints)
-    for number, query in enumerate(progress(prints, "comparing", len(prints), "clips", quiet)):
-        earlier = [match for match in index.search(query) if match.clip < number] if query is not None else []
+    of_set = _fingerprint_all(name, splits, workers, quiet)
+    for number, matches in enumerate(_search(of_set, of_set, quiet)):
+        earlier = [pair for other, pair in matches if other < number]
         if earlier:  # the best one
-            copies.append({**_pair(clips[earlier[0].clip], clips[number], earlier[0]), "same_file": False})
+            copies.append({**earlier[0], "same_file": False})
+    copies.sort(key=lambda pair: (pair["first"]["clip_id"], pair["second"]["clip_id"]))
+    return _report(loaded, [of_set], copies, {})
+
+
+def _report(
+    loaded: Mapping[str, Mapping[str, datasets.Dataset]],
+    sets: Sequence[_Fingerprints],
+    copies: Sequence[dict[str, Any]],
+    shared_sources: Mapping[str, Any],
+) -> dict[str, Any]:
     return {
-        "sets": [{"name": name, "clips": len(clips) + len(equal)}],
+        "sets": [{"name": name, "clips": sum(map(len, splits.values()))} for name, splits in loaded.items()],
         "threshold": THRESHOLD,
-        "shared_sources": {},
-        "copies": sorted(copies, key=lambda pair: (pair["first"]["clip_id"], pair["second"]["clip_id"])),
-        "not_compared": [_without_print(clips, prints)],
+        "shared_sources": shared_sources,
+        "copies": copies,
+        "not_compared": [
+            [clip for clip, computed in zip(*of_set, strict=True) if computed is None] for of_set in sets
+        ],
     }
 
 
@@ -256,41 +247,34 @@ def _list_files(folder: str) -> datasets.Dataset:
 
 
 def _first_equal_files(paths: Sequence[str]) -> dict[int, int]:
-    """Return the index of the first file with the same bytes for each later one. Only equal sizes are read."""
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for number, path in enumerate(paths):
-        by_size[Path(path).stat().st_size].append(number)
+    """Return the index of the first file with the same bytes for each later one."""
     first: dict[str, int] = {}
     copies = {}
-    for numbers in by_size.values():
-        for number in numbers if len(numbers) > 1 else ():
-            original = first.setdefault(file_sha256(paths[number]), number)
-            if original != number:
-                copies[number] = original
+    for number, key in enumerate(hash_copies(paths)):
+        if key is not None and first.setdefault(key, number) != number:
+            copies[number] = first[key]
     return copies
 
 
-def _fingerprint_all(
-    name: str, splits: Mapping[str, datasets.Dataset], workers: int, quiet: bool
-) -> tuple[list[Clip], list[Any]]:
-    """Return the clips of all splits, and the fingerprint of each, or None."""
-    clips: list[Clip] = []
-    prints: list[Any] = []
+class _Fingerprints(NamedTuple):
+    """Clips of all splits of a set, and the fingerprint of each, or None."""
+
+    clips: list[Clip]
+    prints: list[Any]
+
+
+def _fingerprint_all(name: str, splits: Mapping[str, datasets.Dataset], workers: int, quiet: bool) -> _Fingerprints:
+    of_set = _Fingerprints([], [])
     for split, rows in splits.items():
-        clips += [_clip(split, row) for row in without_audio(rows)]
+        of_set.clips.extend(_clip(split, row) for row in without_audio(rows))
         needed = rows.select_columns([name for name in rows.column_names if name in _NEEDED])
-        prints += progress(
-            map_in_order(_fingerprint, needed, workers), f"{name} {split}".rstrip(), len(rows), "clips", quiet
-        )
-    return clips, prints
+        computed = map_in_order(_fingerprint, needed, workers)
+        of_set.prints.extend(progress(computed, f"{name} {split}".rstrip(), len(rows), "clips", quiet))
+    return of_set
 
 
 def _clip(split: str, row: Mapping[str, Any]) -> Clip:
     return {"split": split, "clip_id": row["clip_id"], "source": row["source"]}
-
-
-def _without_print(clips: Sequence[Clip], prints: Sequence[Any]) -> list[Clip]:
-    return [clip for clip, computed in zip(clips, prints, strict=True) if computed is None]
 
 
 def _fingerprint(row: Mapping[str, Any]) -> Any:
@@ -302,20 +286,18 @@ def _fingerprint(row: Mapping[str, Any]) -> Any:
         return None
 
 
-def _copies(clips: list[list[Clip]], prints: list[list[Any]], quiet: bool) -> list[dict[str, Any]]:
-    """Return pairs of clips with matching fingerprints, highest score first."""
-    index = FingerprintIndex(prints[0])
-    pairs = []
-    for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
-        for match in [] if query is None else index.search(query):
-            pairs.append(_pair(clips[0][match.clip], clip, match))
-    return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
-
-
-def _pair(first: Clip, second: Clip, match: Match) -> dict[str, Any]:
-    """Return two clips with the numbers of their match."""
-    numbers = {name: round(value, 4) for name, value in match._asdict().items() if name != "clip"}
-    return {"first": first, "second": second, "same_source": first["source"] == second["source"], **numbers}
+def _search(first: _Fingerprints, second: _Fingerprints, quiet: bool) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    """Yield the matches of each clip in `second`, best first: the number of the clip in `first`, and the pair."""
+    index = FingerprintIndex(first.prints)
+    queries = progress(second.prints, "comparing", len(second.prints), "clips", quiet)
+    for query, clip in zip(queries, second.clips, strict=True):
+        matches = []
+        for match in index.search(query) if query is not None else ():
+            other = first.clips[match.clip]
+            pair = {"first": other, "second": clip, "same_source": other["source"] == clip["source"]}
+            numbers = {name: round(value, 4) for name, value in match._asdict().items() if name != "clip"}
+            matches.append((match.clip, pair | numbers))
+        yield matches
 
 
 def _names(clips: Sequence[Clip]) -> str:

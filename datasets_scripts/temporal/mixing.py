@@ -23,27 +23,12 @@ class RenderOptions:
     """Options for joining two clips in sequence, or overlaid.
 
     Attributes:
-        crossfade_seconds: Duration of an equal-power crossfade (cosine and sine gains).
-        gap_seconds: Duration of the silence between the clips.
         match_loudness: Whether to scale two clips in sequence to the geometric mean of their `active_rms`.
         match_overlay_loudness: Whether to scale two overlaid clips in the same way.
-
-    Raises ValueError if a duration is negative or infinite, or if both a crossfade and a gap are set.
     """
 
-    crossfade_seconds: float = 0.0
-    gap_seconds: float = 0.0
     match_loudness: bool = False
     match_overlay_loudness: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("crossfade_seconds", "gap_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more seconds")
-        if self.crossfade_seconds and self.gap_seconds:
-            raise ValueError(
-                f"got crossfade_seconds {self.crossfade_seconds} and gap_seconds {self.gap_seconds}; give one of them"
-            )
 
 
 def compose(
@@ -69,9 +54,10 @@ def compose(
     if role == "single":
         return _limit(_check_clip(waveforms[0], sampling_rate_hz).copy())
     first, second = waveforms
+    options = options or RenderOptions()
     if role == "overlaid":
-        return overlay(first, second, sampling_rate_hz, options is None or options.match_overlay_loudness)
-    return concatenate(first, second, sampling_rate_hz, options)
+        return overlay(first, second, sampling_rate_hz, options.match_overlay_loudness)
+    return concatenate(first, second, sampling_rate_hz, options.match_loudness)
 
 
 def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
@@ -100,38 +86,18 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
 
 
 def concatenate(
-    first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, options: RenderOptions | None = None
+    first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, match_loudness: bool = False
 ) -> np.ndarray:
     """Join two clips in sequence, `a_i + a_j` (TeminAL section 3.1).
 
-    Raises ValueError if the crossfade is longer than a clip, or if `match_loudness` is set and a clip is silent.
+    If `match_loudness` is set, the clips are scaled as in `overlay`, and ValueError is raised if a clip is silent.
 
-    >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), 1, RenderOptions(gap_seconds=1)).tolist()
-    [0.5, 0.5, 0.0, 0.25]
+    >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), 1).tolist()
+    [0.5, 0.5, 0.25]
     """
-    options = options or RenderOptions()
     first, second = _check_clip(first, sampling_rate_hz), _check_clip(second, sampling_rate_hz)
-    fade = round(options.crossfade_seconds * sampling_rate_hz)
-    gap = round(options.gap_seconds * sampling_rate_hz)
-    if fade > min(first.size, second.size):
-        seconds = min(first.size, second.size) / sampling_rate_hz
-        raise ValueError(f"the crossfade of {options.crossfade_seconds} s is longer than a clip of {seconds} s")
-
-    first_gain, second_gain = (1.0, 1.0)
-    if options.match_loudness:
-        first_gain, second_gain = _equal_gains(first, second, sampling_rate_hz)
-    start = first.size + gap - fade  # start of the second clip
-    joined = np.empty(start + second.size, np.float32)
-    np.multiply(first, first_gain, out=joined[: first.size])
-    joined[first.size : start] = 0
-    np.multiply(second[fade:], second_gain, out=joined[start + fade :])
-
-    if fade:
-        angle = np.linspace(0, np.pi / 2, fade, dtype=np.float32)
-        overlap = joined[start : first.size]
-        overlap *= np.cos(angle)
-        overlap += second[:fade] * np.float32(second_gain) * np.sin(angle)
-    return _limit(joined)
+    gains = _equal_gains(first, second, sampling_rate_hz) if match_loudness else (1.0, 1.0)
+    return _limit(np.concatenate([first * np.float32(gains[0]), second * np.float32(gains[1])]))
 
 
 def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, match_loudness: bool = True) -> np.ndarray:

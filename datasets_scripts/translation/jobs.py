@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
@@ -64,6 +65,7 @@ class FinishedBatches:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.answers: Answers = {}
+        self._lock = Lock()
 
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
@@ -85,10 +87,11 @@ class FinishedBatches:
             self._remember(batch)
 
     def append(self, pair: Pair, texts: Sequence[str], translations: Sequence[str]) -> None:
-        """Write a batch to the file and flush it to disk."""
+        """Write a batch to the file and flush it to disk; several threads may do so."""
         batch = {"pair": pair, "translations": dict(zip(texts, map(clean, translations), strict=True))}
-        self._write(batch)
-        self._remember(batch)
+        with self._lock:
+            self._write(batch)
+            self._remember(batch)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         with self.path.open("ab") as file:
@@ -111,19 +114,18 @@ def translate_texts(
     batches. If a batch fails, the batches in progress are finished and saved before the error is raised. The result is
     `{(language pair, text): translation}`, with "" for a text that could not be translated.
     """
-    pool = ThreadPoolExecutor(translator.workers)
-    futures = {}
-    for pair, batch in make_batches(items, finished.answers, batch_size):
-        futures[pool.submit(translator.translate, batch, *pair)] = pair, batch
 
+    def translate(pair: Pair, batch: Sequence[str]) -> None:
+        finished.append(pair, batch, translator.translate(batch, *pair))
+
+    batches = make_batches(items, finished.answers, batch_size)
+    pool = ThreadPoolExecutor(translator.workers)
+    futures = [pool.submit(translate, *batch) for batch in batches]
     try:
         for future in progress(as_completed(futures), "translating", len(futures), "batches"):
-            finished.append(*futures.pop(future), future.result())
+            future.result()
     finally:
-        pool.shutdown(cancel_futures=True)
-        for future, (pair, batch) in futures.items():
-            if not future.cancelled() and future.exception() is None:
-                finished.append(pair, batch, future.result())
+        pool.shutdown(cancel_futures=True)  # waits for the batches in progress
     return finished.answers
 
 

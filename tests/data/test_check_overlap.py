@@ -11,6 +11,7 @@ import pytest
 import soundfile
 from prepared_sets import RATE_HZ, make_folder, sound
 
+from modeling_supclap.datasets_scripts import splits
 from modeling_supclap.datasets_scripts.overlap import check_overlap
 from modeling_supclap.datasets_scripts.overlap.check_overlap import compare, find_copies, main
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
@@ -154,7 +155,7 @@ def test_copies_within_a_folder_are_found_once(library, tmp_path):
 
 def test_only_files_of_equal_size_are_read_for_their_bytes(library, monkeypatch):
     hashed = []
-    monkeypatch.setattr(check_overlap, "file_sha256", lambda path: hashed.append(path.rpartition("/")[2]) or "")
+    monkeypatch.setattr(splits, "file_sha256", lambda path: hashed.append(path.rpartition("/")[2]) or "")
     check_overlap._first_equal_files(
         [str(library / name) for name in ("2.wav", "=copy.wav", "click.wav", "broken.wav")]
     )

@@ -16,45 +16,12 @@ def test_concatenation_is_one_after_the_other_sample_by_sample():
     np.testing.assert_array_equal(joined, np.concatenate([first, second]).astype(np.float32))
 
 
-def test_a_gap_is_silence_between_the_clips():
-    joined = concatenate(tone(500), tone(2000, 0.5), RATE_HZ, RenderOptions(gap_seconds=0.25))
-    assert joined.size == 1.75 * RATE_HZ
-    assert not joined[RATE_HZ : RATE_HZ + 2000].any()
-    assert strength_db(joined[:RATE_HZ], 500) == pytest.approx(20 * math.log10(0.3), abs=0.01)
-    assert strength_db(joined[-4000:], 2000) == pytest.approx(20 * math.log10(0.3), abs=0.01)
-
-
-def test_crossfade_gains_are_a_partition_of_power():
-    ones, zeros = np.full(400, 0.5), np.zeros(400)
-    falling = concatenate(ones, zeros, RATE_HZ, RenderOptions(crossfade_seconds=0.025))
-    rising = concatenate(zeros, ones, RATE_HZ, RenderOptions(crossfade_seconds=0.025))
-    assert falling.size == 600
-    np.testing.assert_allclose(falling**2 + rising**2, 0.25, rtol=1e-6)
-    assert np.all(np.diff(falling[200:400]) < 0)
-    assert falling[300] == pytest.approx(0.5 / math.sqrt(2), abs=0.005)
-
-
-def test_crossfaded_noise_keeps_its_power():
-    joined = concatenate(noise(0, 4), noise(1, 4), RATE_HZ, RenderOptions(crossfade_seconds=3))
-    assert joined.size == 5 * RATE_HZ
-    levels_db = [10 * math.log10(np.mean(part**2)) for part in np.split(joined, 5)]
-    assert max(levels_db) - min(levels_db) < 0.3  # a linear fade would dip by 3 dB
-
-
 def test_loudness_is_matched_in_a_concatenation_if_requested():
     loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
     apart = concatenate(loud, quiet, RATE_HZ)
     assert strength_db(apart[:RATE_HZ], 500) - strength_db(apart[RATE_HZ:], 2000) == pytest.approx(40, abs=0.01)
-    matched = concatenate(loud, quiet, RATE_HZ, RenderOptions(match_loudness=True))
+    matched = compose("forward", [loud, quiet], RATE_HZ, RenderOptions(match_loudness=True))
     assert strength_db(matched[:RATE_HZ], 500) == pytest.approx(strength_db(matched[RATE_HZ:], 2000), abs=0.01)
-
-
-def test_matched_clips_are_matched_before_they_fade_into_each_other():
-    loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
-    equal = 0.05  # the geometric mean of both amplitudes
-    expected = concatenate(loud / 0.5 * equal, quiet / 0.005 * equal, RATE_HZ, RenderOptions(crossfade_seconds=0.25))
-    found = concatenate(loud, quiet, RATE_HZ, RenderOptions(crossfade_seconds=0.25, match_loudness=True))
-    np.testing.assert_allclose(found, expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("quiet_db", [0, -20, -60])
@@ -126,10 +93,6 @@ def test_active_level_does_not_count_padding(padding_seconds):
         (lambda: overlay(GOOD * np.nan, GOOD, RATE_HZ), "NaN"),
         (lambda: concatenate(GOOD, GOOD, 0), "sampling_rate_hz.*0"),
         (lambda: overlay(GOOD, GOOD, -1), "sampling_rate_hz.*-1"),
-        (lambda: RenderOptions(crossfade_seconds=-1), "crossfade_seconds.*-1"),
-        (lambda: RenderOptions(gap_seconds=math.nan), "gap_seconds.*nan"),
-        (lambda: RenderOptions(0.5, 0.25), r"0\.5.*0\.25"),
-        (lambda: concatenate(GOOD, GOOD[:40], RATE_HZ, RenderOptions(0.01)), r"0\.01.*0\.005"),
         (lambda: overlay(GOOD, 0 * GOOD, RATE_HZ), r"0\.1\b.*\b0\b"),
         (lambda: compose("overlay", [GOOD, GOOD], RATE_HZ), "'overlay'"),
         (lambda: compose("single", [GOOD, GOOD], RATE_HZ), r"\b2\b.*'single'"),

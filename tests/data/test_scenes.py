@@ -157,7 +157,7 @@ def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
     write_digits(digits)
     speakers = {
         split: {path.stem.split("_")[1] for paths in of_split.values() for path in paths}
-        for split, of_split in split_recordings(str(digits), seed).items()
+        for split, of_split in split_recordings([str(digits)], seed).items()
     }
     assert {split: len(names) for split, names in speakers.items()} == {"train": 2, "validation": 1, "test": 1}
     assert len(set.union(*speakers.values())) == 4
@@ -169,7 +169,7 @@ def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
     write_esc50(esc, clips, 8000)
     folds = {
         split: {path.stem[0] for paths in of_split.values() for path in paths}
-        for split, of_split in split_recordings(str(esc), seed).items()
+        for split, of_split in split_recordings([str(esc)], seed).items()
     }
     assert sorted(map(len, folds.values())) == [1, 1, 2]
     assert len(set.union(*folds.values())) == 4
@@ -181,7 +181,7 @@ def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
         lines.append((f"{number}.wav", "guitar" if number else "drum"))
     with (samples / "metadata.csv").open("w", newline="") as file:
         csv.writer(file).writerows(lines)
-    files = split_recordings(str(samples), seed)
+    files = split_recordings([str(samples)], seed)
     assert {split: len(of_split["guitar"]) for split, of_split in files.items()} == {
         "train": 6, "validation": 1, "test": 2
     }  # fmt: skip

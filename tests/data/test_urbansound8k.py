@@ -43,15 +43,6 @@ def test_a_recording_of_the_test_fold_is_not_trained_on(tmp_path):
     assert sum(map(len, builder.as_dataset().values())) == 23
 
 
-def test_background_sounds_may_be_left_out(tmp_path):
-    urbansound8k(tmp_path / "data")
-    builder = load(tmp_path / "data", foreground_only=True)
-    rows = [row for rows in builder.as_dataset().values() for row in rows]
-    assert len(rows) == 12
-    assert all(row["clip_id"].endswith("-0") for row in rows)
-    assert len(builder.report()["left_out"]["in the background"]) == 12
-
-
 def test_a_start_that_is_not_a_number_is_rejected(tmp_path):
     made = urbansound8k(tmp_path / "data")
     made.table.write_text(made.table.read_text().replace("0.5,1.75", "half,1.75"))
