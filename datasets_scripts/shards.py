@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-from datasets import Dataset
-
 from .atomic_files import folder_lock, read_json, write_json
-from .schema import without_audio
 
 PLAN = "plan.json"
 
@@ -87,6 +83,11 @@ def recording_states(rows: Any, with_times: bool = True) -> list[str]:
 
     A repaired or exchanged recording has another state. Remote addresses and missing files have none.
     """
+    import pyarrow.compute as pc
+    from datasets import Dataset
+
+    from .schema import without_audio
+
     states = []
     for row in without_audio(rows):
         about = os.stat(row["audio_path"]) if os.path.exists(row["audio_path"] or "") else None

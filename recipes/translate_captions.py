@@ -81,6 +81,8 @@ def read_caption_file(path: Path) -> list[Caption]:
         if not re.fullmatch("[0-9]{1,9}", index):
             raise ValueError(f"{where} has the caption_index {index}; it must be a whole number, counted from 0")
         captions.append(Caption(str(clip_id), int(index), text))
+    if not captions:
+        raise ValueError(f"{path} has no rows; it needs the columns clip_id, caption_index and text")
     return captions
 
 

@@ -88,7 +88,9 @@ def compare(
                 by_source[clip["source"]][side].append(clip)
     shared = {source: of_both for source, of_both in sorted(by_source.items()) if all(of_both)}
 
-    copies = [pair for matches in _search(*sets, quiet) for _, pair in matches]
+    copies: list[dict[str, Any]] = []
+    for matches in _search(sets[0], sets[1], quiet):
+        copies += [pair for _, pair in matches]
     copies.sort(key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
     return _report(loaded, sets, copies, shared)
 
@@ -102,7 +104,8 @@ def find_copies(name: str, workers: int = 1, cache_dir: str | None = None, quiet
     Raises FileNotFoundError for a missing set or a folder without recordings, and ValueError for an unknown split.
     """
     splits = _load(name, cache_dir)
-    loaded, copies = {name: splits}, []
+    loaded = {name: splits}
+    copies: list[dict[str, Any]] = []
     if _FILES in splits:
         rows = splits[_FILES]
         originals = _first_equal_files(rows["audio_path"])

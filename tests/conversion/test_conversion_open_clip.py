@@ -183,7 +183,7 @@ def test_a_clip_below_one_window_is_padded_with_zeros_on_the_device_too():
     extractor = extractor_from_audio_cfg({})
     clips = [builders.noise(600), builders.noise(3000)]  # with energy in all bands
     expected = extractor(clips, sampling_rate=48_000, return_tensors="pt")
-    waveforms = extractor.extend(clips)
+    waveforms = [extractor.extend(clip) for clip in clips]
     samples = torch.zeros(2, 3000)
     for row, waveform in zip(samples, waveforms, strict=True):
         row[: len(waveform)] = torch.from_numpy(waveform)

@@ -193,7 +193,7 @@ for name, inputs in columns.items():
     alone = evaluate.load(f"{folder}/{name}", experiment_id=f"alone{rank}").compute(**inputs, k=[1, 2])
     assert alone, name
     result[name] = together if rank else together == alone and sorted(alone)
-print(json.dumps(result))
+print(json.dumps(result) + "\\n", end="")
 """
 
 
