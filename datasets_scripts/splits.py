@@ -70,11 +70,29 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
     return dict.fromkeys(order, "train") | dict(zip(order, splits, strict=False))
 
 
-def draw_splits(sources: Sequence[str], groups: Sequence[int], fractions: Mapping[str, float], seed: int) -> list[str]:
+def draw_splits(
+    sources: Sequence[str],
+    groups: Sequence[int],
+    fractions: Mapping[str, float],
+    seed: int,
+    test_group: str | None = None,
+) -> list[str]:
     """Sample whole groups of rows (see `connect`) for validation and test; return the split of each row.
 
-    Each split has the given fraction of the groups, at least one. Raises ValueError if there are too few groups.
+    Each split has the given fraction of the groups, at least one. With `test_group`, the test split is the rows of this
+    source instead, with all rows of their groups. Raises ValueError if there are too few groups, or no such source.
     """
+    if test_group is not None:
+        tested = {group for group, source in zip(groups, sources, strict=True) if source == test_group}
+        if not tested:
+            raise ValueError(f"test_group is {test_group!r}; the sources are {', '.join(sorted(set(sources))[:9])}")
+        others = [row for row, group in enumerate(groups) if group not in tested]
+        splits, fractions = ["test"] * len(groups), {**fractions, "test": 0.0}
+        kept = [sources[row] for row in others], [groups[row] for row in others]
+        for row, split in zip(others, draw_splits(*kept, fractions, seed), strict=True):
+            splits[row] = split
+        return splits
+
     names: dict[int, str] = {}  # the first source in alphabetical order, so that the order of rows has no effect
     for group, source in zip(groups, sources, strict=True):
         names[group] = min(names.get(group, source), source)

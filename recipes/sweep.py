@@ -9,9 +9,9 @@ argument may be a YAML file of `supclap train`, instead of its default file. The
 settings: finished runs are not repeated, and an interrupted run continues from its last checkpoint.
 
 The tables have the format of `supclap compare`, with one row for each combination. The baseline is the first one. The
-seeds of a combination are one row, and so are the folds of `test_fold`. Choose a setting by the column `validation`,
-not by the test scores. If a run fails, the tables contain the finished runs. Before the first run, all settings and
-data are checked as each run checks them; `--dry_run true` only checks them.
+seeds of a combination are one row, and so are the folds of `test_fold` and the sites of `test_group`. Choose
+a setting by the column `validation`, not by the test scores. If a run fails, the tables contain the finished runs.
+Before the first run, all settings and data are checked as each run checks them; `--dry_run true` only checks them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ RECIPES = {
 }
 """Recipes by name."""
 
-_POOLED = ("seed", "test_fold")
+_POOLED = ("seed", "test_fold", "test_group")
 _NOT_DATA = ("model", "negatives", "output_dir", "seed")
 _LOADED: dict[str, dict[str, Any]] = {}  # splits by recipe and options
 _DECODED: dict[int, tuple[int, list[Any]]] = {}  # number of decoded recordings and unusable ones, by id of the split
@@ -427,18 +427,21 @@ def main() -> None:
 
 
 def write_table(rows: Sequence[Row], folder: str) -> None:
-    """Write the tables of finished runs. The keys of a model's results are its seeds, or its folds and seeds."""
+    """Write the tables of finished runs, whose keys are their seeds, or their folds (or groups) and seeds."""
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.evaluation.seeds import tabulate_datasets
     from modeling_supclap.recipes.compare_results import save_table
 
-    folds = {run[-1].settings.get("test_fold") for row in rows for run in row.runs}
+    def fold_of(step: Step) -> Any:
+        return step.settings.get("test_fold", step.settings.get("test_group"))
+
+    folds = {fold_of(run[-1]) for row in rows for run in row.runs}
     tables: dict[str, dict[str, dict[Any, Results]]] = {}
     for row in rows:
         loaded: dict[Any, Results] = {}
         for (step,) in row.runs:
-            fold, seed = step.settings.get("test_fold"), step.settings["seed"]
-            loaded[(fold, seed) if len(folds) > 1 else seed] = Results.load(step.folder)
+            seed = step.settings["seed"]
+            loaded[(fold_of(step), seed) if len(folds) > 1 else seed] = Results.load(step.folder)
         tables.setdefault(row.dataset, {})[row.model] = loaded
     save_table(tabulate_datasets(tables, allow_different=True), folder)
 

@@ -294,14 +294,14 @@ def split_by_folder(names: Iterable[str]) -> dict[str, str]:
 
 
 def choose_splits(config: AudioFolderConfig, clips: Sequence[Clip], given: Sequence[str]) -> Sequence[str]:
-    """Return the split of each clip: as given for all clips, or else sampled by source.
+    """Return the split of each clip: as given for all clips, or else sampled by source. `test_group` overrides both.
 
     Raises ValueError if only some clips have a split, or if there are too few recordings.
     """
     without = [clip.clip_id for clip, split in zip(clips, given, strict=True) if not split]
-    if not without:
+    if not without and config.test_group is None:
         return given
-    if len(without) < len(clips):
+    if 0 < len(without) < len(clips):
         split = next(filter(None, given))
         raise ValueError(
             f"{len(without)} of {len(clips)} clips have no split ({listing(without)}), but "
@@ -315,7 +315,8 @@ def choose_splits(config: AudioFolderConfig, clips: Sequence[Clip], given: Seque
     groups = group_clips([clips[row] for row in rows])
     fractions = {"validation": config.validation_fraction, "test": config.test_fraction}
     splits = ["train"] * len(clips)
-    for row, split in zip(rows, draw_splits(sources, groups, fractions, config.seed), strict=True):
+    drawn = draw_splits(sources, groups, fractions, config.seed, config.test_group)
+    for row, split in zip(rows, drawn, strict=True):
         splits[row] = split
     return splits
 

@@ -90,6 +90,7 @@ class ColumnOptions:
             `caption_column` and `caption_language`; other caption columns are ignored.
         label_column: Column of a class label, or of several.
         source_column: Column of the speaker, the site or the tape. Rows with equal values are in the same split.
+        test_group: Speaker, site or tape whose recordings are the test split, instead of a random sample.
         columns: Column names as `{field: column}`, such as `{"split": "part", "start_seconds": "from"}`. An empty name
             turns a field off.
     """
@@ -100,6 +101,7 @@ class ColumnOptions:
     caption_columns: Sequence[str] | Mapping[str, str] = ()
     label_column: str | None = None
     source_column: str | None = None
+    test_group: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

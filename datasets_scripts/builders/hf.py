@@ -148,11 +148,14 @@ def finish_splits(
         rows = splits.pop("train")
         sources, drawn = rows["source"][:], rows["split"][:]
         fractions = {split: getattr(config, f"{split}_fraction") for split in SPLITS[1:] if split not in splits}
-        if splits or not set(drawn) <= set(SPLITS):
+        if splits and config.test_group is not None:
+            raise ValueError(f"{name} has the splits {', '.join(splits)}; test_group requires a dataset without them")
+        if splits or config.test_group is not None or not set(drawn) <= set(SPLITS):
             if any(drawn):
                 warn_once(f"{name}: the column split is not used, because of its values or of other splits")
             recordings = [key or None for key in rows["recording"]]
-            drawn = draw_splits(sources, connect(sources, recordings), fractions, config.seed)
+            found = connect(sources, recordings)
+            drawn = draw_splits(sources, found, fractions, config.seed, config.test_group)
         for split in dict.fromkeys(drawn):
             splits[split] = rows.select([number for number, other in enumerate(drawn) if other == split])
 

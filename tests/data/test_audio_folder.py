@@ -354,6 +354,23 @@ def test_a_speaker_may_be_the_source(folder, load):
         load(source_column="whom")
 
 
+def test_one_speaker_is_tested_and_the_others_train(folder, load):
+    """Splits of the table are not used then."""
+    lines = [[name, f"A {name}", f"speaker {number % 3}", "train"] for number, name in enumerate(NAMES)]
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "who", "split"], *lines])
+    for speaker in ("speaker 0", "speaker 2"):
+        splits = load(source_column="who", test_group=speaker, validation_fraction=0.5, test_fraction=0.4).as_dataset()
+        assert {split: len(set(rows["source"])) for split, rows in splits.items()} == dict.fromkeys(splits, 1)
+        assert set(splits["test"]["source"]) == {speaker}
+        assert sum(map(len, splits.values())) == len(NAMES)
+    assert set(load(source_column="who", test_group="speaker 1", validation_fraction=0).as_dataset()) == {
+        "train",
+        "test",
+    }
+    with pytest.raises(ValueError, match="'speaker 3'; the sources are speaker 0, speaker 1"):
+        load(source_column="who", test_group="speaker 3")
+
+
 def test_captions_of_several_splits_are_counted(folder, load, caplog):
     lines = [[name, "A dog" if number in (0, 9) else f"A {number}"] for number, name in enumerate(NAMES)]
     write_csv(folder / "test.csv", [["file_name", "caption"], *lines[8:]])

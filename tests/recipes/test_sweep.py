@@ -1,11 +1,13 @@
 """Sweeps: every combination runs once, and the finished runs have a table."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas
 import pytest
 import yaml
 from commands import run_recipe
-from recordings import esc50_folder
+from recordings import esc50_folder, tone_rows
 from results_fixtures import fake_training, query_results
 from scipy import stats
 
@@ -134,6 +136,21 @@ def test_options_of_the_dataset_are_settings(calls, tmp_path):
     assert [call["dataset_config"]["num_train"] for call in calls] == [8, 16]
     assert calls[0]["dataset_config"]["num_test"] == calls[1]["dataset_config"]["num_test"]
     assert pandas.read_csv(tmp_path / "table.csv")["model"].tolist() == ["num_train=8", "num_train=16"]
+
+
+def test_groups_are_pooled_in_one_row(calls, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = tone_rows(data, 9)
+    lines = [f"{Path(row['audio_path']).name},a tone,site {number % 3}" for number, row in enumerate(rows)]
+    (data / "metadata.csv").write_text("\n".join(["file_name,caption_eng,site", *lines]))
+    config = tmp_path / "groups.yaml"
+    config.write_text("dataset: audio_folder\nlanguages: [eng]\nper_device_train_batch_size: 2\nsource_column: site\n")
+    words = [config, "svr_alpha=0.5,1", "test_group=site 0,site 2", "--data_dir", data]
+    run_recipe(sweep, *words, "--output_dir", tmp_path / "out")
+    assert len(calls) == 4
+    table = pandas.read_csv(tmp_path / "out" / "table.csv").set_index("model")
+    assert table["folds"].tolist() == [2, 2]
 
 
 def test_folds_are_pooled_in_one_row(calls, tmp_path):
