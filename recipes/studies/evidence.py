@@ -197,17 +197,13 @@ def run_arm(
     arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seeds: Sequence[int], args: ReproductionArguments
 ) -> list[Point]:
     """Run an arm, and return one point for each seed, or for each test fold of a study with folds."""
-    columns = [*study["columns"], *study.get("measures", ())]
     points = []
     for fold in study.get("folds", [None]):
-        runs = []
-        for seed in seeds:
-            point = run_and_read(build_steps(arm, study, settings, seed, args, fold), columns)
-            runs.append({**point, "score": float(np.mean([point["scores"][column] for column in study["columns"]]))})
+        runs = [run_and_read(build_steps(arm, study, settings, seed, args, fold), study) for seed in seeds]
         if fold is None:
             return runs
-        means = {key: average(runs, key) for key in ("validation", "score", *COSTS) if key in runs[0]}
-        scores = {column: float(np.mean([run["scores"][column] for run in runs])) for column in columns}
+        means = {key: average(runs, key) for key in ("validation", "score", *COSTS)}
+        scores = {column: float(np.mean([run["scores"][column] for run in runs])) for column in runs[0]["scores"]}
         points.append({"fold": fold, **means, "scores": scores, "runs": runs})
     return points
 
@@ -257,18 +253,21 @@ def describe_edges(tuning: Sequence[TuningScore]) -> str:
     return f"{' and '.join(edges)} {'is' if len(edges) == 1 else 'are'} at the edge of the grid"
 
 
-def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
+def run_and_read(steps: Sequence[Step], study: Mapping[str, Any]) -> Point:
     """Run the unfinished steps of a run, and read its scores and costs."""
     for step in steps:
         run_step(step)
     results, log = load_run(steps)
-    scores = {column: get_value(results, log, column.split()) for column in columns}
+    scores: dict[str, Any] = {}
+    for column in (*study["columns"], *study.get("measures", ())):
+        scores[column] = get_value(results, log, column.split())
     (validation,) = results.content["training"]["best_validation"].values()
     cost = get_cost([(results, log)])
     return {
         "seed": steps[-1].settings["seed"],
         "validation": validation,
         "scores": scores,
+        "score": float(np.mean([scores[column] for column in study["columns"]])),
         **{key: cost[key] for key in COSTS},
     }
 
