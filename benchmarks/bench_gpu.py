@@ -45,10 +45,10 @@ OBJECTIVES: dict[str, tuple[int, int, int]] = {
 class PlainModule(ContrastiveModule):
     """A plain training loop: each tower runs once on the whole batch, padded to its longest row."""
 
-    def _embed(self, kind: str, inputs: Any, count: int, *others: Any) -> torch.Tensor:
-        features = getattr(self.model, f"get_{kind}_features")
-        given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-        embeds: torch.Tensor = features(**given).pooler_output
+    def embed(self, kind: str, batch: Any) -> torch.Tensor:
+        names = set(contrastive_module._INPUTS[kind]) & batch.keys()
+        given = {name: batch[name].flatten(0, 1) if kind == "text" else batch[name] for name in names}
+        embeds: torch.Tensor = getattr(self.model, f"get_{kind}_features")(**given).pooler_output
         return embeds
 
 

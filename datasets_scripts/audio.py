@@ -20,9 +20,11 @@ __all__ = [
     "MissingDecoderError",
     "Segment",
     "Source",
+    "content_of",
     "header_seconds",
     "measure_audio",
     "naming",
+    "open_row",
     "read_audio",
     "read_int16",
     "read_row",
@@ -71,6 +73,18 @@ def segment_of(row: Mapping[str, Any]) -> Segment:
     return row.get("start_seconds"), row.get("end_seconds"), row.get("channel")
 
 
+def content_of(row: Mapping[str, Any]) -> bytes | str:
+    """Return the audio in a row as bytes, or the path of its file. The bytes of samples include how to read them."""
+    audio = row.get("audio")
+    if row.get("samples") is not None:
+        return bytes(row["samples"]) + str(row["sampling_rate_hz"]).encode()
+    if audio is None or (isinstance(audio, Mapping) and "array" not in audio):
+        source: bytes | str = (audio or {}).get("bytes") or (audio or {}).get("path") or row["audio_path"]
+        return source
+    array = np.asarray(audio["array"])
+    return array.tobytes() + f"{array.dtype} {array.shape} {audio['sampling_rate']}".encode()
+
+
 def measure_audio(source: Source, name: str, segment: Segment = WHOLE) -> tuple[float, bool]:
     """Return the length of a recording or of its segment in seconds, and whether any sample is nonzero."""
     samples, is_sound = 0, False
@@ -79,6 +93,18 @@ def measure_audio(source: Source, name: str, segment: Segment = WHOLE) -> tuple[
         samples += len(part)
         is_sound = is_sound or bool(part.any())
     return samples / recording.rate_hz, is_sound
+
+
+def open_row(row: Mapping[str, Any]) -> Sound:
+    """Open the recording of a row, or its segment. `read_row` describes the columns."""
+    name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
+    if row.get("samples") is not None:
+        samples = np.frombuffer(row["samples"], dtype="<i2")
+        return Sound(partial(Samples, samples, row["sampling_rate_hz"]), name)
+    audio, segment = row.get("audio"), segment_of(row)
+    if audio is not None and (not isinstance(audio, Mapping) or "array" in audio):
+        return Sound(partial(Samples, np.asarray(audio["array"]), audio["sampling_rate"]), name, segment)
+    return open_recording(content_of(row), name, segment)
 
 
 def read_row(
@@ -116,16 +142,7 @@ def read_row(
     array([ 0.5, -1. ], dtype=float32)
     """
     name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
-    audio, segment = row.get("audio"), segment_of(row)
-    if row.get("samples") is not None:
-        samples = np.frombuffer(row["samples"], dtype="<i2")
-        recording = Sound(partial(Samples, samples, row["sampling_rate_hz"]), name)
-    elif audio is None or (isinstance(audio, Mapping) and "array" not in audio):
-        stored = audio or {}
-        recording = open_recording(stored.get("bytes") or stored.get("path") or row["audio_path"], name, segment)
-    else:
-        recording = Sound(partial(Samples, np.asarray(audio["array"]), audio["sampling_rate"]), name, segment)
-
+    recording = open_row(row)
     frames, rate_hz = recording.frames, recording.rate_hz
     length = frames if max_seconds is None else min(frames, round(max_seconds * rate_hz))
     part = recording.read_mono(round(crop_position * (frames - length)), length)

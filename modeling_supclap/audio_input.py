@@ -5,7 +5,7 @@ import io
 import math
 import os
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,6 +161,27 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
         if not isinstance(single, kind):
             raise ValueError(f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input")
     return values
+
+
+def stack_clips(clips: Sequence[Mapping[str, np.ndarray]], silence: float = 0.0) -> dict[str, np.ndarray]:
+    """Stack the model inputs of single clips, `{name: array}`, along a new first axis.
+
+    Inputs of shorter clips are padded at their end: features with `silence`, and masks with 0.
+
+    Example:
+        >>> clips = [{"input_features": np.ones(n), "audio_attention_mask": np.ones(n, int)} for n in (1, 2)]
+        >>> {name: array.tolist() for name, array in stack_clips(clips, -100.0).items()}
+        {'input_features': [[1.0, -100.0], [1.0, 1.0]], 'audio_attention_mask': [[1, 0], [1, 1]]}
+    """
+    batch = {}
+    for name in clips[0]:
+        arrays = [clip[name] for clip in clips]
+        shape = np.max([array.shape for array in arrays], axis=0)
+        padding = silence if name == "input_features" else 0
+        batch[name] = np.full((len(arrays), *shape), padding, arrays[0].dtype)
+        for row, array in zip(batch[name], arrays, strict=True):
+            row[tuple(map(slice, array.shape))] = array
+    return batch
 
 
 def as_waveforms(

@@ -1,7 +1,6 @@
 """Feature extractor for CED: computes log-mel spectrograms from waveforms, independently for each clip."""
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Self
 
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtractor
 
-from .audio_input import as_waveforms
+from .audio_input import as_waveforms, stack_clips
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
 from .waveform import LEAST_RATE_HZ, MOST_RATE_HZ
@@ -56,6 +55,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     model_input_names = ["input_features", "audio_attention_mask"]  # noqa: RUF012, as in transformers
     # the default of torchaudio, with which CED and Dasheng were trained
     resampling_method = "sinc_interp_hann"
+    silence_db = SILENCE_DB
 
     def __init__(
         self,
@@ -134,35 +134,26 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         """
         method = self.resampling_method
         waveforms = as_waveforms(audio, sampling_rate, self.sampling_rate, self.min_samples, method)
-        return BatchFeature(self.extract(waveforms), tensor_type=return_tensors)
+        return BatchFeature(
+            stack_clips(list(map(self.extract_clip, waveforms)), SILENCE_DB), tensor_type=return_tensors
+        )
 
-    def extract(self, waveforms: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Compute the features of `__call__` as numpy arrays, from the waveforms that `as_waveforms` returns."""
-        spectrograms = []
-        for waveform in self.extend(waveforms) if self.pad_to_samples else waveforms:
-            if self.center:
-                # Mirror half a window at both ends: (samples,) -> (samples + n_fft,)
-                reach = self.n_fft // 2
-                before, after = waveform[reach:0:-1], waveform[-2 : -reach - 2 : -1]
-                waveform = np.concatenate([before, waveform, after])
-            decibels = self._log_mel(torch.from_numpy(waveform))
-            spectrograms.append(decibels.clamp_(min=decibels.max() - self.top_db))
+    def extract_clip(self, waveform: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the inputs of one clip, a result of `as_waveforms`: those of `__call__` without the first axis."""
+        waveform = self.extend(waveform)
+        if self.center:
+            # Mirror half a window at both ends: (samples,) -> (samples + n_fft,)
+            reach = self.n_fft // 2
+            before, after = waveform[reach:0:-1], waveform[-2 : -reach - 2 : -1]
+            waveform = np.concatenate([before, waveform, after])
+        decibels = self._log_mel(torch.from_numpy(waveform))
+        features = decibels.clamp_(min=decibels.max() - self.top_db).numpy()
+        return {"input_features": features, "audio_attention_mask": np.ones(features.shape[1], dtype=np.int64)}
 
-        # (B, feature_size, T) and (B, T), where T is the frames of the longest clip
-        n_frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
-        shape = (len(spectrograms), self.feature_size, int(n_frames.max()))
-        features = torch.full(shape, SILENCE_DB, dtype=torch.float32)
-
-        for row, spectrogram in zip(features, spectrograms, strict=True):
-            row[:, : spectrogram.shape[1]] = spectrogram
-
-        mask = torch.arange(features.shape[2]) < n_frames.unsqueeze(1)
-        return {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
-
-    def extend(self, waveforms: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Append zeros to waveforms (samples,) that are shorter than `pad_to_samples`."""
-        least = self.pad_to_samples
-        return [np.pad(clip, (0, least - len(clip))) if len(clip) < least else clip for clip in waveforms]
+    def extend(self, waveform: np.ndarray) -> np.ndarray:
+        """Append zeros to a waveform (samples,) that is shorter than `pad_to_samples`."""
+        missing = self.pad_to_samples - len(waveform)
+        return np.pad(waveform, (0, missing)) if missing > 0 else waveform
 
     def frames_of(self, samples: Any) -> Any:
         """Convert lengths in samples (an integer or a tensor of integers) to numbers of frames."""

@@ -1,12 +1,10 @@
 """Log-mel spectrograms of CLAP, computed by torch with the values of transformers' `ClapFeatureExtractor`.
 
 The functions accept any `ClapFeatureExtractor`, so that saved folders name the class of transformers. Clips are cropped
-to their beginning, whereas that class crops at random. The Fourier transform is in float64, as in transformers. In
-float32, its rounding errors would exceed -100 dB in silent bands beside a loud tone. The spectrograms take about a
-quarter of the time and differ by less than 1e-4 dB.
+to their beginning, whereas that class crops at random. The Fourier transform is in float32, in transformers in float64.
+Values within 80 dB of the clip's peak differ by less than 0.01 dB. Below them, rounding errors of the transform can
+exceed -100 dB in silent bands beside a loud tone.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,21 +19,16 @@ FRAMES_TOGETHER = {"cpu": 128}
 FRAMES_TOGETHER_ELSEWHERE = 2**15
 
 
-def extract_clap(extractor: ClapFeatureExtractor, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the input features of CLAP, independently for each clip (samples,) in float32 at the extractor's rate.
+def extract_clap(extractor: ClapFeatureExtractor, clip: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute the input features of CLAP from one clip (samples,) in float32 at the extractor's rate.
 
     Returns:
-        Dict with `input_features`, (B, 1, T, mels) float32 in decibels, or (B, 4, T, mels) for a fused CLAP, and
-        `is_longer`, (B, 1), False for each clip.
+        Dict with `input_features`, (1, T, mels) float32 in decibels, or (4, T, mels) for a fused CLAP, and `is_longer`,
+        (1,), False.
     """
-    features = []
-    for clip in clips:
-        waveform = torch.from_numpy(_fill(clip, extractor))
-        features.append(_log_mel(waveform.unsqueeze(0), extractor, _find_repeated_frames(len(clip), extractor))[0])
-    return {
-        "input_features": _stack_views(torch.stack(features), extractor).numpy(),
-        "is_longer": np.zeros((len(clips), 1), dtype=bool),
-    }
+    waveform = torch.from_numpy(_fill(clip, extractor))
+    features = _log_mel(waveform.unsqueeze(0), extractor, _find_repeated_frames(len(clip), extractor))
+    return {"input_features": _stack_views(features, extractor)[0].numpy(), "is_longer": np.zeros(1, dtype=bool)}
 
 
 def extract_clap_on_device(
@@ -95,8 +88,8 @@ def _log_mel(
     device, size = waveforms.device, extractor.fft_window_size
     padded = torch.nn.functional.pad(waveforms, (size // 2, size // 2), mode="reflect")
     frames = padded.unfold(-1, size, extractor.hop_length)  # (B, T, size)
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    window = torch.hann_window(size, dtype=dtype, device=device)  # frames times window have this type
+    # in float64, then rounded, as in transformers
+    window = torch.hann_window(size, dtype=torch.float64).to(device, torch.float32)
 
     groups, top = _filter_groups(extractor, device)
     together = FRAMES_TOGETHER.get(device.type, FRAMES_TOGETHER_ELSEWHERE)
@@ -108,7 +101,7 @@ def _log_mel(
     for start in starts:
         block = slice(start, min(start + step, first) if start < first else start + step)
         squares = torch.view_as_real(torch.fft.rfft(frames[:, block] * window)[..., :top]).square_()
-        power = squares[..., 0].add_(squares[..., 1]).float()  # (B, block, bins)
+        power = squares[..., 0].add_(squares[..., 1])  # (B, block, bins)
         for band, low, weights in groups:
             mel[:, block, band : band + weights.shape[1]] = power[..., low : low + len(weights)] @ weights
     for start in range(first, stop, max(period, 1)):

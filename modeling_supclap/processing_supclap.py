@@ -21,7 +21,7 @@ from transformers import (
 from transformers.processing_utils import ProcessingKwargs
 from transformers.utils import logging
 
-from .audio_input import as_waveforms, one_for_each
+from .audio_input import as_waveforms, one_for_each, stack_clips
 from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
 from .feature_extraction_clap import extract_clap, extract_clap_on_device
@@ -215,13 +215,21 @@ class SupCLAPProcessor(ProcessorMixin):
             waveforms: Float32 waveforms (samples,) at the model's sampling rate, as `as_waveforms`, `Recording.read`
                 and `datasets_scripts.audio.read_row` return them. They are not checked again.
         """
+        return self.stack(list(map(self.extract_clip, waveforms)))
+
+    def extract_clip(self, waveform: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the audio inputs of one clip as `extract` does, without an axis for the batch."""
         extractor: Any = self.feature_extractor
-        if hasattr(extractor, "extract"):
-            features: dict[str, Any] = extractor.extract(waveforms)
-            return features
         if isinstance(extractor, ClapFeatureExtractor):
-            return extract_clap(extractor, waveforms)
-        return extract_clips(extractor, waveforms)
+            return extract_clap(extractor, waveform)
+        if hasattr(extractor, "extract_clip"):
+            inputs: dict[str, np.ndarray] = extractor.extract_clip(waveform)
+            return inputs
+        return extract_clip(extractor, waveform)
+
+    def stack(self, clips: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Stack results of `extract_clip` to a batch, padded to the longest clip."""
+        return stack_clips(clips, getattr(self.feature_extractor, "silence_db", 0.0))
 
     @property
     def runs_on_device(self) -> bool:
@@ -298,32 +306,21 @@ class SupCLAPProcessor(ProcessorMixin):
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 
 
-def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the input features of a transformers audio encoder, independently for each clip (samples,).
+def extract_clip(feature_extractor: Any, waveform: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute the input features of a transformers audio encoder from one clip (samples,).
 
     Returns:
-        Dict with `input_features` and `audio_attention_mask`. The features are float32, padded with zeros, of shape
-        (B, T), (B, T, features), or (B, features, T) if all clips have the same length. The mask is (B, T) int64, 1 for
-        the clip and 0 for padding.
+        Dict with `input_features`, float32 of shape (T,), (T, features) or (features, T), and `audio_attention_mask`,
+        (T,) int64, 1 for the clip and 0 for padding.
     """
     options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
     if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
         options["return_attention_mask"] = True
 
-    features, masks = [], []
-    for clip in clips:
-        fields = feature_extractor(clip, **options)
-        features.append(fields[feature_extractor.model_input_names[0]][0])
-        mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
-        masks.append(np.asarray(mask, dtype=np.int64))
-
-    longest = max(map(len, masks))
-    for index, mask in enumerate(masks):
-        missing = longest - len(mask)
-        if missing:
-            features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
-            masks[index] = np.pad(mask, (0, missing))
-    return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
+    fields = feature_extractor(waveform, **options)
+    features = np.asarray(fields[feature_extractor.model_input_names[0]][0], dtype=np.float32)
+    mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features))
+    return {"input_features": features, "audio_attention_mask": np.asarray(mask, dtype=np.int64)}
 
 
 def forget_last_call(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 123_400,
+    "modeling_supclap": 125_900,  # values kept between epochs and runs, functions as objectives
     "datasets_scripts": 68_700,
     "metrics": 9_500,
     "recipes": 30_000,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256
-from modeling_supclap.datasets_scripts.audio import WHOLE, read_row, segment_of
+from modeling_supclap.datasets_scripts.audio import WHOLE, content_of, read_row, segment_of
 from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
@@ -346,30 +346,21 @@ def hash_recordings(rows: Any, on_bad_audio: str = "error") -> dict[str, str]:
         FileNotFoundError: A recording is missing, with `on_bad_audio="error"`.
     """
     digests: dict[str, str] = {}
-    of_files: dict[str | None, str] = {}  # several rows may be parts of one file
+    of_files: dict[str, str] = {}  # several rows may be parts of one file
     seen: set[str] = set()
     for index in range(len(rows)):
         row = rows[index]
-        clip_id, audio = row["clip_id"], row.get("audio")
+        clip_id, content = row["clip_id"], content_of(row)
         if clip_id in seen:
             raise ValueError(f"two rows have the clip_id {clip_id!r}; ids must be unique")
         seen.add(clip_id)
 
-        content = None
-        path = row.get("audio_path")
-        if row.get("samples") is not None:
-            content = row["samples"] + str(row["sampling_rate_hz"]).encode()
-        elif isinstance(audio, Mapping) and "array" not in audio:
-            content, path = audio.get("bytes"), audio.get("path") or path
-        elif audio is not None:
-            content = np.asarray(audio["array"], np.float32).tobytes() + str(audio["sampling_rate"]).encode()
-
         try:
-            if content is not None:
+            if isinstance(content, bytes):
                 digests[clip_id] = hashlib.sha256(content).hexdigest()
             else:
-                of_files[path] = of_files.get(path) or file_sha256(path)
-                digests[clip_id] = of_files[path]
+                of_files[content] = of_files.get(content) or file_sha256(content)
+                digests[clip_id] = of_files[content]
             if (segment := segment_of(row)) != WHOLE:
                 digests[clip_id] = hashlib.sha256(f"{digests[clip_id]} {segment}".encode()).hexdigest()
         except FileNotFoundError as error:

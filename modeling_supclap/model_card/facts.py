@@ -27,7 +27,7 @@ _LOCAL_ARGUMENTS = {
     "output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "data_dir", "report_to", "project", "model",
     "clap", "hub_token", "hub_model_id", "hub_private_repo", "push_to_hub", "disable_tqdm", "accelerator_config",
     "label_names", "do_eval", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
-    "logging_steps", "save_total_limit", "greater_is_better",
+    "logging_steps", "save_total_limit", "greater_is_better", "feature_cache", "feature_cache_gib",
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
     of_run = results[0] if results and "training" in results[0] else {}
     recorded = of_run.get("training", {}).get("arguments", {})
 
-    objective = type(trainer.module.objective).__name__ if trainer.has_own_objective else ""
+    objective = trainer.module.objective_name if trainer.has_own_objective else ""
     arguments = {**_relevant_arguments(args, recorded, objective), **trainer.used_arguments}
     for stages in of_run.get("scores", {}).get("temporal", {}).values():
         arguments["stage"] = ", then ".join(stage[-1] for stage in stages if stage.startswith("stage_"))

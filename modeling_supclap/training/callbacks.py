@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,9 @@ LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weig
 
 TRAINED_WEIGHTS = "trained_weights.pt"
 """Checkpoint file with the trained weights of a run with `ema_decay`. The model file contains their average."""
+
+STARVED = 0.5
+"""Share of the time until the first log that is spent waiting for data, above which a warning names the remedies."""
 
 MOST_WATCHED = 4096
 """Maximum number of batch samples for drift statistics, which need the full similarity matrix of these samples."""
@@ -130,9 +132,11 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
     value = metrics[f"eval_{name}"]
     previous = value if state.best_metric is None else state.best_metric
     best = max(value, previous) if args.greater_is_better else min(value, previous)
+    equal = sum(entry.get(f"eval_{name}") == best for entry in state.log_history)
+    ties = f" in {equal} equal evaluations, of which the last counts" if equal > 1 else ""
     chance = f", chance {metrics[f'eval_{name}_chance']:.3f}" if f"eval_{name}_chance" in metrics else ""
     split = getattr(args, "selection_split", "validation")  # not an argument of transformers
-    return f"epoch {state.epoch:g}: {split} {name} {value:.3f} (best {best:.3f}{chance})"
+    return f"epoch {state.epoch:g}: {split} {name} {value:.3f} (best {best:.3f}{ties}{chance})"
 
 
 class Averages:
@@ -147,19 +151,27 @@ class Averages:
             self._sums[name] = total + value, count + 1
 
     def drain(self) -> dict[str, float]:
-        """Return `{name: mean}`, and delete the collected values."""
+        """Return `{name: mean}`, and delete the collected values. All tensors are transferred together."""
         sums, self._sums = self._sums, {}
-        return {name: float(total / count) for name, (total, count) in sums.items()}
+        means = {name: total / count for name, (total, count) in sums.items()}
+        tensors = {name: mean for name, mean in means.items() if isinstance(mean, Tensor)}
+        if tensors:
+            means |= zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True)
+        return means
 
 
 class EpochCallback(TrainerCallback):
-    """Callback that passes the epoch to collators and streamed batches, because their random numbers depend on it."""
+    """Callback that passes the epoch to collators and streamed batches, because their random numbers depend on it.
 
-    def __init__(self, *sources: TrainingCollator | EpochBatches) -> None:
-        self.sources = sources
+    `prepare` is called before the workers of an epoch start.
+    """
+
+    def __init__(self, prepare: Callable[[], None], *sources: TrainingCollator | EpochBatches) -> None:
+        self.prepare, self.sources = prepare, sources
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch to the number of completed epochs, including those before a run was resumed."""
+        self.prepare()
         for source in self.sources:
             source.set_epoch(int(state.epoch or 0))
 
@@ -184,9 +196,9 @@ class BestCheckpointCallback(TrainerCallback):
 class SigtermCallback(JITCheckpointCallback):
     """Callback for SIGTERM: save a checkpoint at the end of the current step, and end the run.
 
-    All processes save at the same step. The callback of transformers may save at a different step in each process, or
-    in the middle of a step. A run that resumes from the middle of a step does not draw the same random numbers as a
-    run without interruption.
+    Several processes save at the same step: the next one with a log, because asking all of them in each step would make
+    the CPU wait for the GPU. The callback of transformers may save at a different step in each process, or within one.
+    A run that resumes from the middle of a step does not draw the same random numbers as a run without interruption.
     """
 
     def __init__(self, jit_manager: Any) -> None:
@@ -194,8 +206,10 @@ class SigtermCallback(JITCheckpointCallback):
         self.jit_manager: Any = jit_manager
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        requested = torch.tensor([float(self.jit_manager.is_checkpoint_requested)], device=args.device)
-        if gather(requested).any():
+        requested = self.jit_manager.is_checkpoint_requested
+        if args.world_size > 1:
+            requested = control.should_log and gather(torch.tensor([float(requested)], device=args.device)).any()
+        if requested:
             control.should_save = control.should_training_stop = True
 
     def _wait(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -253,41 +267,11 @@ class EMACallback(TrainerCallback):
         self._average = []
 
 
-class UntrainedCallback(TrainerCallback):
-    """Callback that warns at the beginning of an epoch of trainable parameters that the optimizer does not have.
-
-    They were unfrozen after the optimizer was created, or are missing in the user's own optimizer. The weights of a
-    sharded model are not compared, because the optimizer has other tensors.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self._known: list[str] = []
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        if args.sharding is not None:
-            return
-        trained: set[int] = set()
-        for group in optimizer.param_groups:
-            trained.update(map(id, group["params"]))
-        untrained = [
-            name
-            for name, weight in self.module.named_parameters()
-            if weight.requires_grad and id(weight) not in trained
-        ]
-        if untrained and untrained != self._known:
-            self._known = untrained
-            warnings.warn(
-                f"{len(untrained)} trainable parameters are not in the optimizer, such as {untrained[0]}, and will not "
-                "change; unfreeze parameters before the training, or pass all of them to your own optimizer",
-                stacklevel=2,
-            )
-
-
 class ThroughputCallback(TrainerCallback):
     """Callback that measures the CPU time of the process, and the wall-clock time per training clip.
 
-    The time per clip excludes evaluation and saving.
+    The time per clip excludes evaluation and saving. If most of the time until the first log is spent waiting for data,
+    a warning names the remedies.
     """
 
     def __init__(self, averages: Averages) -> None:
@@ -296,6 +280,9 @@ class ThroughputCallback(TrainerCallback):
         self.earlier_seconds = 0.0
         self._since = time.perf_counter()
         self._started = time.process_time()
+        # seconds of all steps but the first, before which the workers start, and those spent waiting for data
+        self._spent = self._waited = self._waits = 0.0
+        self._is_warm = self._has_logged = False
 
     @property
     def process_seconds(self) -> float:
@@ -312,11 +299,28 @@ class ThroughputCallback(TrainerCallback):
 
     on_evaluate = on_save = _restart
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._waits = time.perf_counter() - self._since
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         now = time.perf_counter()
         clips = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.averages.add({"seconds_per_clip": (now - self._since) / clips})
-        self._since = now
+        if self._is_warm:
+            self._spent, self._waited = self._spent + now - self._since, self._waited + self._waits
+        self._since, self._is_warm = now, True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self._has_logged or self._spent == 0 or "clips_per_second" not in (logs or {}):
+            return
+        self._has_logged = True
+        if self._waited > STARVED * self._spent and state.is_world_process_zero:
+            logger.warning(
+                f"the training waits for data in {self._waited / self._spent:.0%} of the time; raise "
+                f"dataloader_num_workers (now {args.dataloader_num_workers}) up to the number of free cores, or store "
+                "the data as int16 (supclap prepare --storage int16). Later epochs reuse the features that fit into "
+                "feature_cache_gib"
+            )
 
 
 class LanguageErrorsCallback(TrainerCallback):
@@ -335,7 +339,7 @@ class LanguageErrorsCallback(TrainerCallback):
     """
 
     def __init__(self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages) -> None:
-        self.model, self.collator, self.rows, self.averages = module.model, collator, rows, averages
+        self.module, self.collator, self.rows, self.averages = module, collator, rows, averages
         self._batch: Mapping[str, Tensor] = {}
         module.register_forward_pre_hook(self._keep_batch, with_kwargs=True)
 
@@ -347,7 +351,8 @@ class LanguageErrorsCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not control.should_log or not self._batch:
             return
-        self.model.eval()
+        model = self.module.model
+        model.eval()
         trained: list[list[bool]] = []
         captions: list[tuple[str, str]] = []
         for index in self._batch["clip_index"].tolist():
@@ -356,18 +361,16 @@ class LanguageErrorsCallback(TrainerCallback):
             captions += captions_of_clip
         languages, texts = map(list, zip(*captions, strict=True))
 
-        names = {"input_features", "audio_attention_mask", "is_longer"} & self._batch.keys()
-        audio = {name: self._batch[name] for name in names}
-        audio_embeds = self.model.get_audio_features(**audio).pooler_output
+        audio_embeds = self.module.embed("audio", self._batch)
         tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt")
-        text_embeds = self.model.get_text_features(**tokens.to(audio_embeds.device)).pooler_output
+        text_embeds = model.get_text_features(**tokens.to(audio_embeds.device)).pooler_output
         # (N K, d) -> (N, K, d)
         text_embeds = text_embeds.unflatten(0, (len(trained), -1))
 
         mask = torch.tensor(trained, device=audio_embeds.device)
-        scale = self.model.logit_scale.exp().squeeze()
+        scale = model.logit_scale.exp().squeeze()
         term = weight_error_term(audio_embeds, text_embeds, scale, mask)
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(term, weights, materialize_grads=True)
         errors = (
             data_distribution_error(audio_embeds, text_embeds, scale, mask),
@@ -375,7 +378,7 @@ class LanguageErrorsCallback(TrainerCallback):
             torch.stack([gradient.norm() for gradient in gradients]).norm(),
         )
         self.averages.add(dict(zip(LANGUAGE_ERRORS, errors, strict=True)))
-        self.model.train()
+        model.train()
 
     on_epoch_end = on_step_end
 

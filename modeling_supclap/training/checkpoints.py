@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..strict_loading import apply_umask
 from .contrastive_module import ContrastiveModule
+from .kept import hash_weights
 from .options import get_default
 
 RESUME_FOLDER = "_resume"
@@ -43,6 +43,8 @@ _MAY_CHANGE = {
     "kept_tokens",
     "loss_chunk_size",
     "features_on_device",
+    "feature_cache",
+    "feature_cache_gib",
     "early_stopping_patience",
 }
 """Arguments of this package that may change in a resumed run, because they do not affect the training."""
@@ -184,11 +186,7 @@ def write_frozen(
     Returns:
         `{path: SHA-256}` of the frozen file, with the path relative to the checkpoint.
     """
-    digest = hashlib.sha256()
-    for name in sorted(frozen):
-        digest.update(f"{name} {tuple(weights[name].shape)} {weights[name].dtype}".encode())
-        digest.update(weights[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    file = f"_frozen-{digest.hexdigest()[:16]}.safetensors"
+    file = f"_frozen-{hash_weights({name: weights[name] for name in frozen}).hex()[:16]}.safetensors"
     path = f"../{file}"
     if path not in written or not (folder / file).is_file():
         with atomic_write(folder / file, one_writer=True) as unfinished:
@@ -274,6 +272,13 @@ def refuse_another_run(checkpoint: str | Path, args: TrainingArguments, run: Map
         raise ValueError(f"{folder} was saved with other settings: {changes}; resume with its settings, {advice}")
 
 
+def read_loss_sum(checkpoint: str | None) -> float:
+    """Return the sum of the losses of all steps before a checkpoint: NaN if it was not recorded, 0 for a new run."""
+    if checkpoint is None:
+        return 0.0
+    return float(json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8")).get("loss_sum", "nan"))
+
+
 def selects_otherwise(checkpoint: str | Path, run: Mapping[str, Any]) -> bool:
     """Return whether the best score in a checkpoint is not comparable with scores of `run`.
 
@@ -299,7 +304,7 @@ def _settings(
     config: Any = module.model.config
     settings |= {"initial temperature": config.temperature, "initial logit_bias": config.logit_bias}
     settings["clips_per_step"] = args.train_batch_size * args.world_size
-    settings["objective"] = type(module.objective).__name__
+    settings["objective"] = module.objective_name
     settings["batching"] = {name: getattr(args.accelerator_config, name, None) for name in _BATCHING}
     adapters = getattr(module.model, "peft_config", None) or {}
     if adapters:
@@ -336,6 +341,8 @@ def _with_defaults(saved: Mapping[str, Any], settings: Mapping[str, Any], args: 
     defaults = {field.name: get_default(field) for field in fields(args) if field.name in own & settings.keys()}
     unknown = {name: value for name, value in settings.items() if name not in own | {"optimizer", "stream"}}
     completed = {**unknown, **defaults, **saved}
+    if completed.get("cache_frozen") == "auto":  # until version 0.2
+        completed["cache_frozen"] = settings["cache_frozen"]
     # a run in Python has no such setting
     if completed["training_data"] is None or settings["training_data"] is None:
         completed["training_data"] = settings["training_data"]

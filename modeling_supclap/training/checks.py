@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,18 +25,25 @@ def refuse_unsupported(
     model: SupCLAPModel,
     args: SupCLAPTrainingArguments,
     processor: SupCLAPProcessor | None,
-    objective: nn.Module | None,
+    objective: Any,
     train_rows: Any,
     eval_rows: Any,
 ) -> None:
     """Raise ValueError if a `SupCLAPTrainer` cannot train this model with these arguments and rows.
 
+    Warn if they leave fewer negatives than the user may expect.
     The arguments are those of `SupCLAPTrainer`. Nothing is changed, and no row is read.
     """
     refuse(_type_rules(model, args, processor))
     assert processor is not None
     refuse(_model_rules(model, args, processor, has_own_objective=objective is not None))
     refuse(_row_rules(train_rows, eval_rows, args))
+    if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
+        warnings.warn(
+            "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
+            "contrasted within a smaller batch; to save memory, set cached_chunk_size instead",
+            stacklevel=3,
+        )
 
 
 def _type_rules(model: Any, args: Any, processor: Any) -> Rules:
@@ -106,6 +114,11 @@ def _row_rules(train_rows: Any, eval_rows: Any, args: SupCLAPTrainingArguments) 
     is_of_none = has_sets and args.load_best_model_at_end and not names_a_set
     advice = f"name one of the evaluation sets, such as '{first}_{metric}'"
     yield is_of_none, f"metric_for_best_model is {metric!r}; {advice}"
+    yield (
+        eval_rows is None and args.eval_strategy != "no",
+        "there are no evaluation rows; pass eval_dataset, or set eval_strategy='no' and load_best_model_at_end=False "
+        "to keep the last weights",
+    )
 
 
 def _has_negatives(rows: Any) -> bool:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
-from transformers import BatchFeature
 
-from modeling_supclap.datasets_scripts.audio import read_row, to_int16
+from modeling_supclap.datasets_scripts.audio import open_row, read_row, to_int16
 from modeling_supclap.datasets_scripts.schema import (
     EXPECTED_COUNT,
     SAMPLING,
@@ -27,10 +26,11 @@ from modeling_supclap.datasets_scripts.stream import draw_copies
 from ..encoding import max_chunk_seconds, min_clip_samples
 from ..processing_supclap import SupCLAPProcessor
 from .augmentation import WaveformAugmentation
-from .frozen import content_keys
 from .grad_cache import real_lengths
+from .kept import KeptValues, Key, Values, content_keys, hash_front_end, hash_of, hash_recording
 
 Row = Mapping[str, Any]
+Features = dict[str, np.ndarray]
 
 
 class IndexedRows(Dataset[Row]):
@@ -113,10 +113,16 @@ def min_seconds(processor: SupCLAPProcessor) -> float:
 class ContrastiveCollator:
     """Base class of the collators, which run the processor on recordings and texts.
 
+    The features of a clip are looked up in `kept` before its recording is read. If the outputs of a frozen tower are
+    kept, the lists `audio_keys` and `text_keys` contain the keys of all clips and texts. A batch then has the features
+    only of clips whose output is not known; `given_keys` contains their keys.
+
     Args:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
             `SupCLAPProcessor.on_device` then computes the spectrograms.
-        gives_text_keys: Whether batches contain the list `text_keys`, the keys of the B K texts in a `FrozenCache`.
+        kept: Store of features and outputs. None: nothing is kept.
+        changes_features: Whether SpecAugment changes the features before they reach the audio tower. Its outputs are
+            then not kept.
     """
 
     recordings_per_clip = 1
@@ -131,7 +137,8 @@ class ContrastiveCollator:
         max_audio_seconds: float | None = 30.0,
         pad_short_clips: bool = False,
         gives_samples: bool = False,
-        gives_text_keys: bool = False,
+        kept: KeptValues | None = None,
+        changes_features: bool = False,
     ) -> None:
         self.processor = processor
         self.rate_hz = processor.feature_extractor.sampling_rate
@@ -140,10 +147,12 @@ class ContrastiveCollator:
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
         self.pad_short_clips = pad_short_clips
-        self.gives_samples, self.gives_text_keys = gives_samples, gives_text_keys
+        self.gives_samples = gives_samples
+        self.kept, self.changes_features = kept or KeptValues(), changes_features
         # In shared memory, so that persistent workers see a new epoch.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
+        self._front_end = hash_front_end(processor, pad_short_clips, gives_samples, self.max_audio_seconds)
 
     def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
         return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
@@ -165,55 +174,106 @@ class ContrastiveCollator:
             resampling_method=self.processor.resampling_method,
         )
 
-    def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
-        """Build the model inputs and their lengths. `captions` contains K pairs (language, text) for each row."""
-        languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
+    # ---- clips ----
+
+    def _clips(self, rows: Sequence[Row], crop_positions: Sequence[float]) -> dict[str, Any]:
+        """Build the audio inputs of the model from the recordings of the rows, or from what is kept of them."""
+        tower = None if self.changes_features else self.kept.towers.get("audio")
+        order: list[Key] = []
+        known: Values = {}
+        new: Values = {}
+        for index, (row, position) in enumerate(zip(rows, crop_positions, strict=True)):
+            keys = self._keys(row, position)
+            if keys:
+                known |= self.kept.find(keys.values() - known.keys(), tower)
+            key: Key | None = next((key for key in keys.values() if key in known or key in new), None)
+            if key is None:
+                key = keys.get(self._is_whole(row), index) if keys else index
+                new[key] = self._extract(self._augment(self._read(row, position), row))
+            order.append(key)
+
+        if tower is not None:
+            return {**self._stack(list(new.values())), "audio_keys": order, "given_keys": list(new)}
+        self.kept.add(new)
+        known |= new
+        return self._stack([known[key] for key in order])
+
+    def _keys(self, row: Row, crop_position: float) -> dict[bool, Key]:
+        """Return the keys of a clip: as a whole recording (True), and as one that is cropped to its beginning (False).
+
+        A random crop and an augmented clip have no key, because they do not recur.
+        """
+        is_kept = self.kept.folder is not None and self.augmentation is None
+        recording = hash_recording(row) if is_kept else None
+        if recording is None:
+            return {}
+        parts = {True: "whole"} if crop_position else {True: "whole", False: "beginning"}
+        return {is_whole: hash_of(self._front_end, recording, part) for is_whole, part in parts.items()}
+
+    def _is_whole(self, row: Row) -> bool:
+        """Return whether a recording is within the maximum duration, so that each epoch contains all of it."""
+        most = self.max_audio_seconds
+        if most is None:
+            return True
+        recording = open_row(row)
+        return recording.frames <= round(most * recording.rate_hz)
+
+    def _extract(self, clip: np.ndarray) -> Features:
+        """Compute the features of a clip, or its samples for `gives_samples`: as int16 if the conversion is exact."""
+        if not self.gives_samples:
+            return self.processor.extract_clip(clip)
         extractor = self.processor.feature_extractor
+        clip = extractor.extend(clip) if hasattr(extractor, "extend") else clip
+        integers = to_int16(clip)
+        return {"samples": integers if (integers / np.float32(32768) == clip).all() else clip}
+
+    def _stack(self, clips: Sequence[Features]) -> dict[str, Any]:
+        """Stack the features or samples of clips to a batch, with their lengths."""
+        if not clips:
+            return {}
         batch: dict[str, Any] = {}
-        if self.gives_samples:
-            # 16-bit integers if the conversion is exact.
-            waveforms: Sequence[np.ndarray] = extractor.extend(clips) if hasattr(extractor, "extend") else clips
-            samples: Sequence[np.ndarray] = list(map(to_int16, waveforms))
-            if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
-                samples = waveforms
-            batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
-            batch["sample_counts"] = torch.tensor(list(map(len, samples)))
-        else:
-            batch |= BatchFeature(self.processor.extract(clips), tensor_type="pt")
-        batch |= self.processor(text=texts, language=languages, return_tensors="pt")
-
         # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
-        batch["text_lengths"] = real_lengths(batch["attention_mask"])
-        if self.gives_samples and hasattr(extractor, "frames_of"):
-            batch["audio_lengths"] = list(map(extractor.frames_of, map(len, samples)))
-        elif "audio_attention_mask" in batch:
-            batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
-
-        names = [name for name in self.processor.tokenizer.model_input_names if name in batch]
-        if self.gives_text_keys:
-            batch["text_keys"] = content_keys({name: batch[name] for name in names}, "attention_mask")
-        for name in names:
-            # (B K, L) -> (B, K, L)
-            batch[name] = batch[name].unflatten(0, (len(captions), -1))
+        if not self.gives_samples:
+            batch |= {name: torch.from_numpy(array) for name, array in self.processor.stack(clips).items()}
+            if "audio_attention_mask" in batch:
+                batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
+            return batch
+        samples = [torch.from_numpy(clip["samples"]) for clip in clips]
+        if any(each.is_floating_point() for each in samples):
+            samples = [each if each.is_floating_point() else each / 32768 for each in samples]
+        counts = list(map(len, samples))
+        batch |= {"samples": pad_sequence(samples, batch_first=True), "sample_counts": torch.tensor(counts)}
+        if hasattr(self.processor.feature_extractor, "frames_of"):
+            batch["audio_lengths"] = list(map(self.processor.feature_extractor.frames_of, counts))
         return batch
+
+    # ---- texts ----
+
+    def _texts(self, captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
+        """Build the text inputs of the model from K pairs (language, text) for each row."""
+        languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
+        tokens = dict(self.processor(text=texts, language=languages, return_tensors="pt"))
+        batch: dict[str, Any] = {"text_lengths": real_lengths(tokens["attention_mask"])}
+        if "text" in self.kept.towers:
+            batch["text_keys"] = content_keys(tokens, "attention_mask")
+        # (B K, L) -> (B, K, L)
+        return batch | {name: tensor.unflatten(0, (len(captions), -1)) for name, tensor in tokens.items()}
 
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, Any]:
         """Build the model inputs for B rows, with group ids and clip indices."""
-        clips = []
-        for row, position, of_row in zip(rows, crop_positions, captions, strict=True):
+        for row, of_row in zip(rows, captions, strict=True):
             for language, text in of_row:
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(
                         f"clip {row['clip_id']!r} has the {language} caption {text!r}; write or remove it"
                     )
-            clip = self._read(row, position)
-            clips.append(clip if self.augmentation is None else self._augment(clip, row))
-        return {
-            **self._inputs(clips, captions),
-            "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
+        return {  # the Trainer takes the number of rows from the first tensor
             "clip_index": torch.tensor([row["clip_index"] for row in rows]),
+            "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
+            **self._clips(rows, crop_positions),
+            **self._texts(captions),
         }
 
 
@@ -246,7 +306,7 @@ class TrainingCollator(ContrastiveCollator):
         negatives_per_clip: Number M of wrong captions of each clip, drawn from its `negatives` in the language of its
             caption. They follow the caption, so that `input_ids` is `(B, 1 + M, L)`. `negative_mask` `(B, M)` is False
             where a clip has fewer negatives, and the caption is repeated.
-        **shared: `gives_samples` and `gives_text_keys`, as in `ContrastiveCollator`.
+        **shared: `gives_samples`, `kept` and `changes_features`, as in `ContrastiveCollator`.
     """
 
     def __init__(

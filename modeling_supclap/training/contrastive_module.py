@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,10 +16,15 @@ from transformers.utils import ModelOutput
 from ..configuration_supclap import AUDIO_TOWERS
 from ..modeling_supclap import SupCLAPModel
 from .distributed import distributed_tiles, gather
-from .frozen import FrozenCache
 from .grad_cache import Rows, embed_in_chunks, real_lengths
+from .kept import KeptValues, Key, Values
+from .objectives import as_objective, name_of, split_loss
 
-_MASKS = {"text": "attention_mask", "audio": "audio_attention_mask"}
+_INPUTS = {
+    "text": ("input_ids", "attention_mask", "token_type_ids"),
+    "audio": ("input_features", "audio_attention_mask", "is_longer"),
+}
+"""Inputs of a tower; the second is the mask."""
 
 _MIN_CHUNK_CELLS = {"text": 128, "audio": 1000}
 """Minimum tokens or frames per chunk on a CPU; for smaller chunks an extra call costs more than padding."""
@@ -28,6 +34,9 @@ _KEPT_TOKENS = {"cuda": 16384}
 
 _CELLS_PER_TOKEN = {"text": 1, "audio": 4}
 """Tokens or frames with activations in memory for each kept token."""
+
+_ROWS_WITHOUT_GRADIENT = {"text": 64, "audio": 4}
+"""Texts or clips per chunk on a CPU without a backward pass; larger activations cost page faults."""
 
 
 @dataclass
@@ -57,14 +66,13 @@ class ContrastiveModule(nn.Module):
     It recomputes the others in the backward pass, so that eight languages need no more memory than one.
 
     Args:
-        objective: Module that computes the loss from the embeddings (see `objectives.py`).
+        objective: Module or function that computes the loss from the embeddings (see `objectives.py`).
         chunk_size: Number of clips, and number of texts, with activations in memory at a time. None: `kept_tokens` is
             used instead.
-        cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower is
-            deterministic in training mode (no dropout, for example). "always": put the tower in evaluation mode, which
-            disables dropout. "never": no caching.
         kept_tokens: Maximum number of tokens with activations in memory; four frames count as one token. Texts or clips
             that form one chunk always keep their activations. None: the default described above.
+        kept: Store for the outputs of frozen towers. None: nothing is stored.
+        frozen_dropout: Whether frozen towers keep their dropout in training. By default they are in evaluation mode.
     """
 
     accepts_loss_kwargs = False
@@ -72,66 +80,89 @@ class ContrastiveModule(nn.Module):
     def __init__(
         self,
         model: SupCLAPModel,
-        objective: nn.Module,
+        objective: Callable[..., Any],
         chunk_size: int | None = None,
-        cache_frozen: str = "auto",
         kept_tokens: int | None = None,
+        kept: KeptValues | None = None,
+        frozen_dropout: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
-        self.objective = objective
+        self.objective = as_objective(objective)
         self.chunk_size, self.kept_tokens = chunk_size, kept_tokens
-        self.cache_frozen = cache_frozen
-        self.caches = {
-            "audio": FrozenCache([model.audio_model]),
-            "text": FrozenCache([model.text_model, model.text_dense]),
-        }
+        self.kept, self.frozen_dropout = kept or KeptValues(), frozen_dropout
+        # weights and buffers of each tower, collected again whenever the mode changes
+        self._tensors: dict[str, list[torch.Tensor]] = {}
         # In a plain list, so that they are not registered a second time.
         self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(
+                f"trainer.model is a ContrastiveModule, which has no {name!r}; the model itself is trainer.clap, and "
+                "trainer.save_model(folder) saves it with its processor"
+            ) from None
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        """Class names of the repeated blocks of both towers, which FSDP wraps by default."""
+        return sorted({type(block).__name__ for block in self._blocks()})
+
+    def _blocks(self) -> Iterator[nn.Module]:
+        for part in self.model.modules():
+            yield from part if isinstance(part, nn.ModuleList) else ()
+
+    @property
+    def objective_name(self) -> str:
+        """Name of the class or the function of the objective."""
+        return name_of(self.objective)
+
+    def get_tower(self, kind: str) -> nn.ModuleList:
+        """Return the modules that compute the input of a projection: the tower, and the dense layers after it."""
+        parts = [self.model.get_submodule(f"{kind}_model")]
+        return nn.ModuleList([*parts, self.model.text_dense] if kind == "text" else parts)
+
+    def get_version(self, kind: str) -> int | None:
+        """Return a number that changes with the weights of a frozen tower. None: some of its parameters are trained."""
+        if kind not in self._tensors:
+            tower = self.get_tower(kind)
+            self._tensors[kind] = [*tower.parameters(), *tower.buffers()]
+        tensors = self._tensors[kind]
+        if any(tensor.requires_grad for tensor in tensors):
+            return None
+        return hash(tuple((tensor.data_ptr(), tensor._version) for tensor in tensors))  # `.double()` moves the data
+
     def train(self, mode: bool = True) -> ContrastiveModule:
-        """Set training or evaluation mode. With `cache_frozen="always"`, frozen towers stay in evaluation mode."""
+        """Set training or evaluation mode. Frozen towers stay in evaluation mode, unless `frozen_dropout` is set."""
+        if mode != self.training:
+            self._tensors.clear()
         super().train(mode)
-        for kind, cache in self.caches.items():
-            if self.cache_frozen == "always" and cache.is_frozen():
+        for kind in ("audio", "text"):
+            if not self.frozen_dropout and self.get_version(kind) is not None:
                 self.model.get_submodule(f"{kind}_model").eval()
         return self
 
-    def forward(
-        self,
-        input_features: torch.Tensor,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        audio_attention_mask: torch.Tensor | None = None,
-        is_longer: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        group_ids: torch.Tensor | None = None,
-        class_ids: torch.Tensor | None = None,
-        negative_mask: torch.Tensor | None = None,
-        clip_index: torch.Tensor | None = None,
-        audio_lengths: Sequence[int] | None = None,
-        text_lengths: Sequence[int] | None = None,
-        text_keys: Sequence[bytes] | None = None,
-    ) -> ContrastiveOutput:
+    def forward(self, **batch: Any) -> ContrastiveOutput:
         """Embed B rows with R clips and K texts each. In training mode, also compute the loss on the global batch.
 
         Args:
             input_features: `(B R, ...)`, audio features of the clips.
-            input_ids: `(B, K, L)`, token ids.
-            attention_mask: `(B, K, L)`, 1 for real tokens.
-            audio_attention_mask: `(B R, frames)`, 1 for real frames.
+            audio_attention_mask: `(B R, frames)`, 1 for real frames. Optional, as all following inputs of the clips.
             is_longer: `(B R, 1)`, input for HTSAT towers.
-            group_ids, class_ids: Inputs of the objective: group ids of the clips, and class ids in TeminAL stage a.
-            negative_mask: `(B, M)`, input of the objective, passed only if set: which of the last M texts of each row
-                are wrong captions.
-            audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
-                CPU wait for the GPU.
-            text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
-            text_keys: `frozen.content_keys` of the B K texts, for a frozen text tower. None: computed if needed, which
-                makes the CPU wait for the GPU.
+            audio_lengths: Number of real frames of each of the B R clips. Without it, it is computed from the mask,
+                which makes the CPU wait for the GPU.
+            audio_keys, given_keys: Lists of the keys of all clips, and of those whose features are in the batch, for a
+                frozen tower whose outputs are kept (see `ContrastiveCollator`).
+            input_ids, attention_mask: `(B, K, L)`, token ids, and 1 for real tokens.
+            token_type_ids, text_lengths, text_keys: The same for the B K texts. Optional.
+            group_ids, class_ids, negative_mask: Optional inputs of the objective: group ids of the clips, class ids in
+                TeminAL stage a, and `(B, M)`, which of the last M texts of each row are wrong captions.
 
         Raises:
-            ValueError: A batch norm is in training mode. It would normalise each part of the batch separately.
+            ValueError: A batch norm is in training mode. It would normalise each part of the batch separately. Or the
+                weights of a frozen tower have changed since the batch was read.
         """
         for name, layer in self._batch_norms:
             if layer.training:
@@ -139,103 +170,116 @@ class ContrastiveModule(nn.Module):
                     f"{name} is in training mode and would use the statistics of a chunk; call its eval()"
                 )
 
-        count = len(input_ids)
-        texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        for name, tensor in texts.items():
-            # (B, K, L) -> (B K, L)
-            texts[name] = None if tensor is None else tensor.flatten(0, 1)
-
+        count, texts = batch["input_ids"].shape[:2]
         # Texts first: the backward pass begins with the clips and frees their activations before it reaches the texts.
-        text_embeds = self._embed("text", texts, count, text_lengths, text_keys)
-        # (B K, d) -> (B, K, d)
-        text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])
-
-        audio = {
-            "input_features": input_features,
-            "audio_attention_mask": audio_attention_mask,
-            "is_longer": is_longer,
-        }
-        audio_embeds = self._embed("audio", audio, count, audio_lengths)
+        text_embeds = self.embed("text", batch).unflatten(0, (count, texts))  # (B K, d) -> (B, K, d)
+        audio_embeds = self.embed("audio", batch)
         if len(audio_embeds) > count:
             audio_embeds = audio_embeds.unflatten(0, (count, -1))  # (B R, d) -> (B, R, d)
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
 
-        further = {}
-        for name, tensor in (("class_ids", class_ids), ("negative_mask", negative_mask)):
-            if tensor is not None:
-                further[name] = gather(tensor.long())  # gloo gathers no booleans
+        inputs: dict[str, torch.Tensor | None] = {"group_ids": None}
+        for name in ("group_ids", "class_ids", "negative_mask"):
+            if batch.get(name) is not None:
+                inputs[name] = gather(batch[name].long())  # gloo gathers no booleans
         with distributed_tiles():
-            loss, logs = self.objective(
+            result = self.objective(
                 gather(audio_embeds),
                 gather(text_embeds),
                 logit_scale=self.model.logit_scale.exp().squeeze(),
                 logit_bias=None if self.model.logit_bias is None else self.model.logit_bias.squeeze(),
-                group_ids=None if group_ids is None else gather(group_ids),
-                **further,
+                **inputs,
             )
+        loss, logs = split_loss(self.objective, result)
         if self.model.logit_bias is not None:
             # Most objectives do not use the bias; DistributedDataParallel would fail if it had no gradient.
             loss = loss + 0 * self.model.logit_bias.sum()
         logs = {**logs, "temperature": 1 / self.model.logit_scale.detach().exp().squeeze()}
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
-    def _embed(
-        self,
-        kind: str,
-        inputs: Mapping[str, torch.Tensor | None],
-        count: int,
-        lengths: Sequence[int] | None = None,
-        keys: Sequence[bytes] | None = None,
-    ) -> torch.Tensor:
-        """Embed all clips or texts of `count` rows, with R clips or texts per row: `(count R, ...) -> (count R, d)`."""
-        present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-        rows = next(iter(present.values()))
+    def embed(self, kind: str, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Embed all clips ("audio") or texts ("text") of a batch of `forward`: (B R, d) or (B K, d)."""
+        inputs = {name: batch[name] for name in _INPUTS[kind] if batch.get(name) is not None}
+        if kind == "text":
+            inputs = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}  # (B, K, L) -> (B K, L)
         # Chunks are shortened along the last axis, if it is the time axis. In spectrograms of transformers encoders, it
         # may contain mel bands or have a fixed length (Whisper); `run_encoder` removes their padding instead.
         is_own = kind == "text" or self.model.audio_model.config.model_type in AUDIO_TOWERS
-        is_cut = _MASKS[kind] in present and (is_own or rows.ndim == 2)
-        options: dict[str, Any] = {"mask": _MASKS[kind] if is_cut else None}
-        lengths = lengths if is_cut else None
+        mask, lengths = inputs.get(_INPUTS[kind][1]), None
+        if mask is not None and (is_own or inputs["input_features"].ndim == 2):
+            lengths = batch.get(f"{kind}_lengths") or real_lengths(mask)
 
-        cache, run_tower = self.caches[kind], getattr(self.model, f"run_{kind}_tower")
-        project = self.model.get_submodule(f"{kind}_projection")
-        if self.training and self.cache_frozen != "never" and cache.is_frozen():
-
-            def pool(chunk: Rows) -> torch.Tensor:
-                return run_tower(**chunk).pooler_output  # (n, ...) -> (n, width)
-
-            if cache.is_repeatable(pool, present):
-                in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
-                # (count R, width) -> (count R, d)
-                return project(cache(in_chunks, present, keys=keys, **options))
-
-        if kind == "text":
-            options["tokens"] = self.model.text_model.get_input_embeddings()
-        if options["mask"] is not None:
-            options["lengths"] = lengths = real_lengths(present[_MASKS[kind]]) if lengths is None else lengths
-
-        chunk_size = self.chunk_size
-        if chunk_size is None:
-            # Keep the activations of one clip or text per row, those of `kept_tokens`, or the minimum for a GPU.
-            one_per_row = kept_cells = count * (1 if lengths is None else max(1, *lengths[:: len(rows) // count]))
-            on_gpu = rows.device.type in _KEPT_TOKENS
-            if is_cut and self.kept_tokens is not None:
-                kept_cells = self.kept_tokens * _CELLS_PER_TOKEN[kind]
-            elif is_cut and on_gpu:
-                kept_cells = max(one_per_row, _KEPT_TOKENS[rows.device.type] * _CELLS_PER_TOKEN[kind])
-
-            options["kept_cells"] = kept_cells
-            if not (is_cut and on_gpu) or kept_cells < one_per_row:
-                chunk_size, options["fewest_cells"] = count, _MIN_CHUNK_CELLS[kind]
-
+        keys, version = batch.get(f"{kind}_keys"), self.get_version(kind)
+        is_current = self.kept.versions.get(kind) == version
+        if kind == "audio" and keys is not None and not is_current:
+            raise ValueError("the audio tower has changed since this batch was read; set cache_frozen to never")
+        project: Any = self.model.get_submodule(f"{kind}_projection")
+        if keys is not None and is_current:
+            given = batch["given_keys"] if kind == "audio" else keys
+            return project(self._recall(kind, inputs, lengths, keys, given))
+        if version is not None or not torch.is_grad_enabled():
+            return project(self._pool_in_chunks(kind, inputs, lengths))
+        rows = next(iter(inputs.values()))
+        tokens: Any = self.model.text_model.get_input_embeddings() if kind == "text" else None
         return embed_in_chunks(
-            lambda chunk: project(run_tower(**chunk).pooler_output),
-            present,
-            chunk_size,
+            lambda chunk: project(self._pool(kind, chunk)),
+            inputs,
+            lengths=lengths,
+            tokens=tokens,
             parameters=self._get_parameters(kind),
-            **options,
+            **self._get_limits(kind, lengths, len(rows), len(batch["input_ids"]), rows.device.type),
         )
+
+    def _pool(self, kind: str, inputs: Rows) -> torch.Tensor:
+        pooled: torch.Tensor = getattr(self.model, f"run_{kind}_tower")(**inputs).pooler_output  # (n, width)
+        return pooled
+
+    @torch.no_grad()
+    def _pool_in_chunks(self, kind: str, inputs: Rows, lengths: Sequence[int] | None) -> torch.Tensor:
+        """Run a tower without a backward pass, `(N, ...) -> (N, width)`."""
+        rows = next(iter(inputs.values()))
+        size = _ROWS_WITHOUT_GRADIENT[kind] if rows.device.type == "cpu" else len(rows)
+        return embed_in_chunks(partial(self._pool, kind), inputs, self.chunk_size or size, lengths)
+
+    def _recall(
+        self, kind: str, inputs: Rows, lengths: Sequence[int] | None, keys: Sequence[Key], given: Sequence[Key]
+    ) -> torch.Tensor:
+        """Return the outputs of a frozen tower for N `keys`, (N, width). It runs on those inputs that are not stored.
+
+        `given` are the keys of the inputs.
+        """
+        tower, projection = self.kept.towers[kind], self.model.get_submodule(f"{kind}_projection")
+        known = self.kept.find(dict.fromkeys(keys), tower)
+        places = {key: place for place, key in enumerate(given) if key not in known}
+        if places:
+            rows = list(places.values())
+            chosen = {name: tensor[rows] for name, tensor in inputs.items()}
+            pooled = self._pool_in_chunks(kind, chosen, lengths and [lengths[row] for row in rows])
+            outputs = pooled.to(torch.promote_types(pooled.dtype, torch.float32)).cpu().numpy()
+            new: Values = {key: {"output": output} for key, output in zip(places, outputs, strict=True)}
+            self.kept.add(new, tower)
+            known |= new
+        stacked = torch.from_numpy(np.stack([known[key]["output"] for key in keys]))
+        return stacked.to(next(projection.parameters()), non_blocking=True)
+
+    def _get_limits(
+        self, kind: str, lengths: Sequence[int] | None, rows: int, count: int, device: str
+    ) -> dict[str, Any]:
+        """Return the limits of `embed_in_chunks` for clips or texts of these lengths. None: they are not shortened.
+
+        By default, they keep the activations of one clip or text per row, those of `kept_tokens`, or the minimum for a
+        GPU.
+        """
+        if self.chunk_size is not None:
+            return {"chunk_size": self.chunk_size}
+        one_per_row = kept_cells = count * (1 if lengths is None else max(1, *lengths[:: rows // count]))
+        if lengths is not None:
+            least = max(one_per_row, _KEPT_TOKENS.get(device, 0) * _CELLS_PER_TOKEN[kind])
+            kept_cells = least if self.kept_tokens is None else self.kept_tokens * _CELLS_PER_TOKEN[kind]
+            if device in _KEPT_TOKENS and kept_cells >= one_per_row:
+                return {"chunk_size": None, "kept_cells": kept_cells}
+        return {"chunk_size": count, "kept_cells": kept_cells, "fewest_cells": _MIN_CHUNK_CELLS[kind]}
 
     def _get_parameters(self, kind: str) -> list[nn.Parameter] | None:
         """Return the trainable parameters of a tower and its projection, or None if they are sharded."""
@@ -252,9 +296,8 @@ class ContrastiveModule(nn.Module):
 
         The step is not compiled as a whole, because it would be compiled again for each new combination of lengths.
         """
-        for part in self.model.modules():
-            for block in part if isinstance(part, nn.ModuleList) else ():
-                block.compile(dynamic=True, **options)
+        for block in self._blocks():
+            block.compile(dynamic=True, **options)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Enable activation checkpointing in both towers. Called by the Trainer of transformers 5.23 and later."""

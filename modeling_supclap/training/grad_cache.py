@@ -7,7 +7,6 @@ with the same random numbers of torch, numpy and Python.
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -39,11 +38,10 @@ def embed_in_chunks(
     embed: Embed,
     inputs: Rows,
     chunk_size: int | None,
-    mask: str | None = None,
+    lengths: Sequence[int] | None = None,
     kept_cells: int = 0,
     fewest_cells: int | None = None,
     tokens: nn.Embedding | None = None,
-    lengths: Sequence[int] | None = None,
     parameters: Iterable[Tensor] | None = None,
 ) -> Tensor:
     """Embed a batch in chunks, with the same gradients as `embed(inputs)`.
@@ -57,14 +55,13 @@ def embed_in_chunks(
             other rows. The function may use random numbers of torch, numpy and Python.
         inputs: Tensors with N rows, `{input name: tensor}`.
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
-        mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
-            input must then have size L or 1. None: all rows have the same length.
+        lengths: Real lengths of the N rows along the last axis of the inputs, such as `real_lengths` of their mask. A
+            chunk is cut to its longest row. None: the inputs are not cut.
         kept_cells: Maximum cells whose activations are kept for the backward pass. 0: all chunks are recomputed.
         fewest_cells: If a chunk has at least this number of cells, a row of at most 0.75 times the length of its
             longest row starts a new chunk. None: each chunk is filled.
         tokens: Embedding table that `embed` uses for `input_ids`. If there are several chunks, the table is read once
             per batch. Its gradient, which is as large as the table, is then computed once, not once per chunk.
-        lengths: `real_lengths` of the mask. None: computed from the mask.
         parameters: All tensors with a gradient that `embed` uses, except the inputs, and not sharded. The forward pass
             of a recomputed chunk then needs no autograd graph, which would leave gaps between freed activations. None:
             use PyTorch checkpointing.
@@ -87,11 +84,7 @@ def embed_in_chunks(
         raise ValueError(f"got rows {counts}; all inputs need the same number of rows, at least one")
 
     device = next(iter(inputs.values())).device
-    if mask is None:
-        lengths = [1] * len(next(iter(inputs.values())))
-    elif lengths is None:
-        lengths = real_lengths(inputs[mask])
-    chunks = _cut(lengths, chunk_size, kept_cells, fewest_cells)
+    chunks = _cut(lengths or [1] * len(next(iter(inputs.values()))), chunk_size, kept_cells, fewest_cells)
 
     # Several chunks cast the weights separately, because the gradient of a shared cast is summed in half precision.
     autocast: dict[str, Any] = {
@@ -104,7 +97,7 @@ def embed_in_chunks(
         # sliced here and again in the backward pass, so that no second copy of the batch stays in memory
         chunk = {}
         for name, values in inputs.items():
-            columns = values if mask is None else values[..., :width]
+            columns = values if lengths is None else values[..., :width]
             chunk[name] = columns if rows is None else columns[rows]
         with torch.autocast(device.type, **autocast):
             return embed(chunk)
@@ -132,39 +125,35 @@ def embed_in_chunks(
     return torch.cat(parts)[torch.cat(order).argsort()]
 
 
-def random_states(device: torch.device) -> list[bytes]:
+def _random_states(device: torch.device) -> list[Any]:
     """Return the states of the random number generators of Python, numpy and torch, the last also for the device."""
-    states = [pickle.dumps(random.getstate()), pickle.dumps(np.random.get_state())]
-    states.append(torch.get_rng_state().numpy().tobytes())
-    if device.type != "cpu":
-        states.append(torch.get_device_module(device).get_rng_state(device).numpy().tobytes())
-    return states
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
+    return states if device.type == "cpu" else [*states, torch.get_device_module(device).get_rng_state(device)]
 
 
-def set_random_states(states: Sequence[bytes], device: torch.device) -> None:
-    """Restore the result of `random_states`."""
-    random.setstate(pickle.loads(states[0]))
-    np.random.set_state(pickle.loads(states[1]))
-    tensors = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states[2:]]
-    torch.set_rng_state(tensors[0])
+def _set_random_states(states: Sequence[Any], device: torch.device) -> None:
+    """Restore the result of `_random_states`."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
     if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(tensors[1], device)
+        torch.get_device_module(device).set_rng_state(states[3], device)
 
 
 def _replay_random_numbers(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """Wrap a function, so that later calls draw the random numbers of the first, and do not change the states."""
-    first: list[bytes] = []
+    first: list[Any] = []
 
     def call() -> Tensor:
-        current = random_states(device)
+        current = _random_states(device)
         if not first:
             first.extend(current)
             return function()
-        set_random_states(first, device)
+        _set_random_states(first, device)
         try:
             return function()
         finally:
-            set_random_states(current, device)
+            _set_random_states(current, device)
 
     return call
 

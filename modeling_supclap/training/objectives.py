@@ -1,17 +1,19 @@
-"""Objectives: modules that compute the training loss, and values to log, from the embeddings of a batch.
+"""Objectives: modules or functions that compute the training loss from the embeddings of a batch.
 
-Call `objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` on the global batch, with audio `(N, d)`
-and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. The parameters of an objective are trained
-with the model, but inference does not need them.
+`objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` is called on the global batch, with audio
+`(N, d)` and text `(N, K, d)`, K texts per clip. It may leave out the last three. It returns the loss, `()`, or
+`(loss, {name: scalar})` with values to log. The parameters of an objective are trained with the model, but inference
+does not need them.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +31,63 @@ from .options import LOSSES, MULTILINGUAL_LOSSES
 from .training_args import SupCLAPTrainingArguments
 
 Logs = dict[str, Tensor]
+
+TILED_CLIPS = 4096
+"""Number of clips in a global batch from which the loss is computed in tiles by default."""
+
+OPTIONAL_INPUTS = {"logit_scale", "logit_bias", "group_ids"}
+"""Inputs that an objective may leave out."""
+
+
+class FunctionObjective(nn.Module):
+    """Objective from a function, or from a module, that takes only some of the inputs of an objective."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *embeds: Tensor, **inputs: Any) -> Any:
+        """Call the function without those of `OPTIONAL_INPUTS` that it does not take."""
+        left_out = _find_left_out(self.function)
+        return self.function(*embeds, **{name: value for name, value in inputs.items() if name not in left_out})
+
+
+def as_objective(objective: Callable[..., Any]) -> nn.Module:
+    """Return a module that takes all inputs of an objective: a module that does so already, or `FunctionObjective`."""
+    if isinstance(objective, nn.Module) and not _find_left_out(objective):
+        return objective
+    return FunctionObjective(objective)
+
+
+def _find_left_out(function: Callable[..., Any]) -> set[str]:
+    """Return those of `OPTIONAL_INPUTS` that a function or a module does not take."""
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return set() if takes_all else OPTIONAL_INPUTS - parameters.keys()
+
+
+def split_loss(objective: nn.Module, result: Any) -> tuple[Tensor, Logs]:
+    """Return the loss, `()`, and the values to log from the result of an objective.
+
+    Raises:
+        TypeError: It is neither a loss nor a loss and values to log.
+
+    >>> split_loss(FunctionObjective(F.mse_loss), torch.tensor(6.0))
+    (tensor(6.), {})
+    """
+    loss, logs = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(loss, Tensor) or loss.ndim or not isinstance(logs, Mapping):
+        found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)[:100]
+        raise TypeError(
+            f"the objective {name_of(objective)} returned {found}; return the loss, a tensor (), or the loss and a dict"
+        )
+    return loss, dict(logs)
+
+
+def name_of(objective: Callable[..., Any]) -> str:
+    """Return the name of the class or the function of an objective."""
+    objective = getattr(objective, "function", objective)
+    return getattr(objective, "__name__", type(objective).__name__)
 
 
 class RelativeRadius(nn.Module):
@@ -282,15 +341,15 @@ class MatryoshkaObjective(nn.Module):
     values are then useful embeddings of their own, which need less memory and time.
 
     Args:
-        objective: Any objective. Its parameters, such as radii, are shared by all widths.
+        objective: Any objective, also a function. Its parameters, such as radii, are shared by all widths.
         widths: Widths w below the width d of the embeddings.
     """
 
-    def __init__(self, objective: nn.Module, widths: Sequence[int]) -> None:
+    def __init__(self, objective: Callable[..., Any], widths: Sequence[int]) -> None:
         super().__init__()
         if not widths or min(widths) < 1:
             raise ValueError(f"got widths {list(widths)}; expected at least one, of 1 or more")
-        self.objective, self.widths = objective, sorted(set(widths))
+        self.objective, self.widths = as_objective(objective), sorted(set(widths))
 
     @property
     def regularizer(self) -> Any:
@@ -299,14 +358,15 @@ class MatryoshkaObjective(nn.Module):
 
     def forward(self, audio_embeds: Tensor, text_embeds: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor, Logs]:
         """Compute the loss of a batch, `()`, and the values to log: those of the whole width, and the loss of each."""
-        total, logs = self.objective(audio_embeds, text_embeds, *inputs, **named)
+        total, logs = split_loss(self.objective, self.objective(audio_embeds, text_embeds, *inputs, **named))
         radii = getattr(self.regularizer, "batch_radii", {})
         last = dict(radii)  # for callbacks, which compare them with the whole embeddings
         for width in self.widths:
             if width >= audio_embeds.shape[-1]:
                 raise ValueError(f"got width {width} for embeddings of width {audio_embeds.shape[-1]}; leave it out")
             audio, text = at_least_float32(audio_embeds[..., :width], text_embeds[..., :width])
-            loss, _ = self.objective(F.normalize(audio, dim=-1), F.normalize(text, dim=-1), *inputs, **named)
+            result = self.objective(F.normalize(audio, dim=-1), F.normalize(text, dim=-1), *inputs, **named)
+            loss, _ = split_loss(self.objective, result)
             total = total + loss
             logs = {**logs, f"loss_width_{width}": loss.detach()}
         radii.update(last)
@@ -388,13 +448,18 @@ def start_radii(objective: nn.Module, distance: float) -> None:
 
 
 def load_objective(name: str) -> nn.Module:
-    """Import a class by its name "module:Class", and create an instance. The module may be in the current folder."""
+    """Import a class or function by its name "module:name", and create an instance of a class.
+
+    The module may be in the current folder.
+    """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    module_name, class_name = name.split(":")
-    objective = getattr(importlib.import_module(module_name), class_name, None)
+    module_name, own_name = name.split(":")
+    objective = getattr(importlib.import_module(module_name), own_name, None)
+    if inspect.isfunction(objective):
+        return FunctionObjective(objective)
     if not isinstance(objective, type) or not issubclass(objective, nn.Module):
-        raise ValueError(f"got loss={name!r}; expected the name of a subclass of nn.Module in {module_name}")
+        raise ValueError(f"got loss={name!r}; expected a function or a subclass of nn.Module in {module_name}")
     try:
         return objective()
     except TypeError as error:
@@ -402,9 +467,15 @@ def load_objective(name: str) -> nn.Module:
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
-    """Build the objective from `loss`, `svr` and their options. Raise ValueError if they cannot be combined."""
+    """Build the objective from `loss`, `svr` and their options. Raise ValueError if they cannot be combined.
+
+    By default, the similarity matrix of a global batch of `TILED_CLIPS` or more is computed in tiles.
+    """
+    chunk_size = args.loss_chunk_size
+    if chunk_size is None and args.loss != "reweighted" and args.train_batch_size * args.world_size >= TILED_CLIPS:
+        chunk_size = TILED_CLIPS // 4
     if args.svr == "none":
-        return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size, reweighting=args.reweighting)
+        return ContrastiveObjective(args.loss, chunk_size=chunk_size, reweighting=args.reweighting)
     if args.loss == "reweighted":
         raise ValueError(f"got loss='reweighted' with svr={args.svr!r}; this baseline needs svr=none")
     if args.loss == "siglip" and args.svr_decoupled:
@@ -431,4 +502,4 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
     regularizer = SupportVectorRegularizer(
         radii, args.loss, args.svr_alpha, args.svr_beta, "cosine", args.svr_decoupled, args.constraint_gradients
     )
-    return ContrastiveObjective(args.loss, regularizer, args.loss_chunk_size)
+    return ContrastiveObjective(args.loss, regularizer, chunk_size)

@@ -27,7 +27,7 @@ SUPPORT_VECTORS = (
 RADIUS_ORDERS = ("sorted", "batch")
 REWEIGHTINGS = ("pull", "probability")
 POSITIVES = ("clip", "captions")
-CACHE_FROZEN = ("auto", "always", "never")
+CACHE_FROZEN = ("always", "never")
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -42,6 +42,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "background_snr_db": (-100, 100),
     "ema_decay": (0, math.nextafter(1, 0)),  # 1 would keep the weights of the first step
     **dict.fromkeys(("loss_chunk_size", "cached_chunk_size", "kept_tokens"), (1, math.inf)),
+    "feature_cache_gib": (0, math.inf),
     "negatives_per_clip": (0, 1000),
     "hard_negatives_per_batch": (0, math.inf),
     "matryoshka_widths": (1, math.inf),
@@ -128,7 +129,8 @@ class LossOptions:
     Args:
         loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight, SupCLAP E.4) use one caption per clip,
             in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
-            first of `languages`) and one other. `module:Class` is your own `nn.Module`, with one caption per clip.
+            first of `languages`) and one other. `module:name` is your own `nn.Module` or function, with one caption
+            per clip.
         languages: ISO 639-3 codes of the captions to train on.
         languages_per_clip: Number of languages in which `kcl` embeds a clip's caption, drawn at random for each clip
             and epoch. Fewer languages cost less time, but the negatives of a caption are then in random languages, not
@@ -277,12 +279,15 @@ class MemoryOptions:
             row are kept, and on a GPU at least 16,384 tokens. With several languages, a larger number saves time, and a
             smaller one saves memory: 1 recomputes all texts.
         loss_chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory
-            is then linear in the global batch size. By default, all rows are computed at once.
-        cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower. `auto`: if the tower has no
-            dropout. `always`: frozen towers run in evaluation mode, without dropout. `never`: no caching. Towers with
-            sharded weights are never cached.
+            is then linear in the global batch size. By default, all rows are computed at once, or 1,024 for a global
+            batch of 4,096 clips or more.
+        cache_frozen: Whether frozen towers run in evaluation mode, without dropout, and compute each output only once
+            (`always`), or keep their dropout (`never`). The outputs of towers with sharded weights are not kept.
+        feature_cache: Folder for the features of clips and the outputs of frozen towers, which are computed only once.
+            Other runs can share it. By default, a temporary folder that is deleted at the end.
+        feature_cache_gib: Maximum size of this cache in GiB. 0: nothing is kept.
         features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
-            loader workers. Use this if the GPU waits for the workers.
+            loader workers. On by default on a GPU with the feature extractors of CED, CLAP and CLAP2.
         attn_implementation: Attention of both towers: `sdpa`, `eager`, or `flash_attention_2`, which requires the
             package flash-attn and training in bf16 or fp16. Defaults to that of the loaded model, usually `sdpa`.
         keep_weight_dtype: Train weights that were saved in bfloat16 or float16 as they are. By default they are
@@ -292,8 +297,10 @@ class MemoryOptions:
     cached_chunk_size: int | None = None
     kept_tokens: int | None = None
     loss_chunk_size: int | None = None
-    cache_frozen: str = "auto"
-    features_on_device: bool = False
+    cache_frozen: str = "always"
+    feature_cache: str | None = None
+    feature_cache_gib: float = 2.0
+    features_on_device: bool | None = None
     attn_implementation: str | None = None
     keep_weight_dtype: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,14 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, Ro
 from ..processing_supclap import SupCLAPProcessor
 from .collator import IndexedRows, min_seconds
 from .training_args import SupCLAPTrainingArguments
+
+logger = logging.getLogger(__name__)
+
+MANY_ROWS = 5_000_000
+"""Number of map-style rows above which streaming is advised."""
+
+BYTES_PER_ROW = 340
+"""Measured memory per map-style row with one caption: columns of the table, and the order of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +121,19 @@ def dataset_names(rows: Any) -> set[str]:
 
 
 def as_plain_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
-    """Return rows in the format of `schema.Row`: those of `UsableRows`, or of a dataset, which is converted."""
+    """Return rows in the format of `schema.Row`: those of `UsableRows`, or of a dataset, which is converted.
+
+    Raises:
+        ValueError: The dataset has a transform of its own, or no captions or audio.
+    """
     if isinstance(rows, IndexedRows):  # of this trainer
         return rows
+    form = getattr(rows, "format", None)  # of `datasets.Dataset`
+    if isinstance(form, Mapping) and form.get("type") == "custom":
+        raise ValueError(
+            "the dataset has a transform (with_transform or set_transform), without which its columns would be read; "
+            "apply it with map(), or pass a map-style dataset of your own with rows as in schema.Row"
+        )
     # reads Parquet: only if rows are given
     from modeling_supclap.datasets_scripts.builders.hf import ensure_rows
 
@@ -166,6 +185,11 @@ def read_in_epochs(usable: UsableRows | None, args: SupCLAPTrainingArguments) ->
         rows = IndexedRows(usable.rows, args.languages[0] if args.every_caption else None, args.seed)
         source, count = EpochSource(rows, None, (rows,)), len(rows)
 
+    if count > MANY_ROWS and not isinstance(usable.rows, RowStream):
+        logger.warning(
+            f"{count:,} rows take about {count * BYTES_PER_ROW / 1e9:.0f} GB of memory in each process; stream them "
+            "from a prepared set with --streaming true, or load_splits(..., streaming=True)"
+        )
     batch = args.train_batch_size * args.world_size
     if count < batch:
         raise ValueError(f"{count} clips are fewer than a batch of {batch}; lower per_device_train_batch_size")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from modeling_supclap.datasets_scripts.schema import stable_id
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, drawn, render
@@ -82,7 +81,7 @@ class TemporalCollator(TrainingCollator):
                 meanings[position].append(stable_id(item.meaning))
                 classes[position] += map(self.items.labels.index, item.labels)
 
-        batch = self._inputs(clips, captions)
+        batch = {**self._stack(list(map(self._extract, clips))), **self._texts(captions)}
         batch |= {"group_ids": torch.tensor(meanings), "clip_index": torch.tensor([row["clip_index"] for row in rows])}
         if self.stage == "a":
             batch["class_ids"] = torch.tensor(classes)
@@ -120,7 +119,7 @@ class TemporalTrainer(SupCLAPTrainer):
             **kwargs,
         )
 
-    def _build_module(self, args: Any, objective: nn.Module | None) -> ContrastiveModule:
+    def _build_module(self, args: Any, objective: Any) -> ContrastiveModule:
         if objective is None:
             objective = TemporalObjective(args.stage, args.stage_beta, args.two_term_overlay, **args.alphas)
         return super()._build_module(args, objective)
@@ -133,10 +132,8 @@ class TemporalTrainer(SupCLAPTrainer):
             options=RenderOptions(
                 match_loudness=args.match_loudness, match_overlay_loudness=args.match_overlay_loudness
             ),
-            max_audio_seconds=args.max_audio_seconds,
-            pad_short_clips=args.pad_short_clips,
-            gives_samples=args.features_on_device,
             window_seconds=max_window_seconds(self.clap.config, self.processor.feature_extractor),
+            **self._collator_options(args),
         )
         return (
             collator(

@@ -9,8 +9,8 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from accelerate.utils import DynamoBackend, send_to_device
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
@@ -48,12 +48,12 @@ from .callbacks import (
     StartCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
-    UntrainedCallback,
 )
 from .checkpoints import (
     CheckpointFolder,
     describe_run,
     last_checkpoint,
+    read_loss_sum,
     refuse_another_run,
     selects_otherwise,
     uploads_checkpoints,
@@ -64,6 +64,7 @@ from .checks import idle_parameters, refuse_unknown_metric, refuse_unsupported, 
 from .collator import EvaluationCollator, IndexedRows, TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import perpendicular_components, radius_by_hard_negatives
+from .kept import KeptValues
 from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .options import chance_loss
 from .parameter_groups import as_rates, decays, split_by_rate
@@ -92,7 +93,9 @@ class SupCLAPTrainer(Trainer):
             `args.on_bad_audio` is applied. The column `schema.EXPECTED_COUNT` sets how often an epoch contains a row.
         eval_dataset: Map-style evaluation rows, converted in the same way, or a dict `{name: rows}`. The metrics of a
             dict are named `eval_<name>_...`, as are the metrics of each dataset in a mixture (`mixture.mix`).
-        objective: Custom objective. None: `build_objective(args)`.
+        objective: Custom objective (see `objectives.py`): a module, or a function of the embeddings, such as
+            `objective(audio_embeds, text_embeds, logit_scale)`, that returns the loss. None: `build_objective(args)`.
+        compute_metrics: Function from an `EvalPrediction` to further metrics, or to None.
 
     Raises:
         ValueError: The processor is missing. The training split is smaller than one batch, would end with a batch of
@@ -113,10 +116,17 @@ class SupCLAPTrainer(Trainer):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: SupCLAPProcessor | None = None,
-        objective: nn.Module | None = None,
+        objective: Callable[..., Any] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
+        compute_metrics: Callable[[Any], Any] | None = None,
+        compute_loss_func: None = None,
     ) -> None:
+        if compute_loss_func is not None:
+            raise ValueError(
+                "compute_loss_func has no labels to compare with; pass objective=f, with f(audio_embeds, text_embeds, "
+                "logit_scale), which returns the loss of the batch of all processes"
+            )
         if getattr(model, "peft_config", None):
             from .lora import unwrap_adapters
 
@@ -126,26 +136,23 @@ class SupCLAPTrainer(Trainer):
         assert processing_class is not None
         if optimizers[0] is not None and args.learning_rates:
             raise ValueError("got learning_rates and an optimizer; set the rates of its groups instead")
-        if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
-            warnings.warn(
-                "gradient_accumulation_steps and auto_find_batch_size leave fewer negatives, because clips are "
-                "contrasted within a smaller batch; to save memory, set cached_chunk_size instead",
-                stacklevel=2,
-            )
         if not args.keep_weight_dtype:
             to_float32(model)
         if args.attn_implementation is not None:
             model.set_attn_implementation(args.attn_implementation)
         self.clap, self.processor = model, processing_class
         self.has_own_objective = objective is not None or ":" in args.loss
+        self.kept = KeptValues.open(args)
         self.module = self._build_module(args, objective)
         self._spec_augment = SpecAugment(processing_class, args) if args.apply_spec_augment else None
         self._ema = EMACallback(self.module, args.ema_decay or 0)
         # file of frozen weights and its hash, see `write_frozen`
         self._frozen: dict[str, str] = {}
         self._logs = Averages()
-        # since the last check
-        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []
+        # loss, logs and clips of the steps since the last check, and the sum of the losses before
+        self._recent: list[tuple[int, torch.Tensor, Mapping[str, Any], torch.Tensor]] = []
+        self._step_logs: Mapping[str, Any] = {}
+        self._loss_sum = 0.0
         self.throughput, self._best = ThroughputCallback(self._logs), BestCheckpointCallback()
         self._own_optimizer, self._own_scheduler = optimizers
         self._has_checked_gradients = False
@@ -162,6 +169,7 @@ class SupCLAPTrainer(Trainer):
             train_dataset=source.dataset,
             eval_dataset=_indexed(self.eval_rows),
             processing_class=processing_class,
+            compute_metrics=compute_metrics,
             callbacks=self._build_callbacks(args, collator, source.epochs, callbacks or []),
             optimizers=optimizers,
         )
@@ -172,52 +180,64 @@ class SupCLAPTrainer(Trainer):
 
             self._hard_batches = order_by_captions(self.clap, self.processor, source.dataset, args)
 
-    def _build_module(self, args: SupCLAPTrainingArguments, objective: nn.Module | None) -> ContrastiveModule:
+    def _build_module(self, args: SupCLAPTrainingArguments, objective: Any) -> ContrastiveModule:
         """Combine the model with its objective: by default, the one of `args.loss`."""
         if objective is None:
             objective = load_objective(args.loss) if ":" in args.loss else build_objective(args)
         # sharded parameters cannot be set in the first step
         if args.sharding is not None:
             start_radii(objective, math.sqrt(2))  # the distance of orthogonal embeddings
-        # each pass then needs all processes
-        cache_frozen = args.cache_frozen if args.sharding is None else "never"
         if args.matryoshka_widths:
             objective = MatryoshkaObjective(objective, args.matryoshka_widths)
             self.clap.config.matryoshka_widths = sorted({*args.matryoshka_widths, self.clap.config.projection_dim})
-        return ContrastiveModule(self.clap, objective, args.cached_chunk_size, cache_frozen, args.kept_tokens)
+        return ContrastiveModule(
+            self.clap,
+            objective,
+            args.cached_chunk_size,
+            args.kept_tokens,
+            self.kept,
+            frozen_dropout=args.cache_frozen == "never",
+        )
 
     def _build_collators(self, args: Any) -> tuple[TrainingCollator, Any]:
         """Build the collators of training and of evaluation."""
-        shared: dict[str, Any] = {
-            "positives": args.positives,
-            "max_audio_seconds": args.max_audio_seconds,
-            "pad_short_clips": args.pad_short_clips,
-            "gives_samples": args.features_on_device,
-        }
+        shared = self._collator_options(args)
         training = TrainingCollator(
             self.processor,
             args.languages,
+            args.positives,
             scheme=args.caption_scheme,
             languages_per_clip=args.languages_per_clip,
             negatives_per_clip=args.negatives_per_clip,
             **self._training_options(args),
             **shared,
         )
-        return training, EvaluationCollator(self.processor, args.eval_languages, **shared)
+        return training, EvaluationCollator(self.processor, args.eval_languages, args.positives, **shared)
+
+    def _collator_options(self, args: Any) -> dict[str, Any]:
+        """Return the options of any collator."""
+        on_device = args.features_on_device
+        if on_device is None:
+            on_device = args.device.type == "cuda" and self.processor.runs_on_device
+        return {
+            "max_audio_seconds": args.max_audio_seconds,
+            "pad_short_clips": args.pad_short_clips,
+            "gives_samples": on_device,
+            "kept": self.kept,
+        }
 
     def _training_options(self, args: Any) -> dict[str, Any]:
-        """Return the options of any collator of training: seed, augmentation, and keys for a frozen text tower."""
+        """Return the further options of any collator of training: seed and augmentation."""
         augmentation = None
         if args.random_gain_db or args.background_dir is not None:
             augmentation = WaveformAugmentation(args, self.processor.feature_extractor.sampling_rate)
-        is_cached = self.module.cache_frozen != "never" and self.module.caches["text"].is_frozen()
-        return {"seed": args.seed, "augmentation": augmentation, "gives_text_keys": is_cached}
+        return {"seed": args.seed, "augmentation": augmentation, "changes_features": args.apply_spec_augment}
 
     def _build_callbacks(
         self, args: Any, collator: TrainingCollator, epochs: Sequence[Any], own: Sequence[TrainerCallback]
     ) -> list[TrainerCallback]:
         """Return the callbacks of this trainer and `own`, those of the user. `epochs` are told the epoch."""
-        built: list[TrainerCallback] = [StartCallback(), EpochCallback(collator, *epochs), self._best, *own]
+        built: list[TrainerCallback] = [StartCallback(), self._best, *own]
         if args.ema_decay is not None:
             built.append(self._ema)
         if args.early_stopping_patience is not None:
@@ -227,7 +247,7 @@ class SupCLAPTrainer(Trainer):
         if args.track_language_errors and self.train_rows is not None:
             light = without_audio(self.train_rows)
             built.append(LanguageErrorsCallback(self.module, collator, light, self._logs))
-        return [*built, self.throughput, UntrainedCallback(self.module)]
+        return [*built, self.throughput, EpochCallback(self._begin_epoch, collator, *epochs)]
 
     def _replace_launch_settings(self, args: Any) -> None:
         """Compile blocks instead of steps, save on SIGTERM between two steps, and print one line per log."""
@@ -277,28 +297,72 @@ class SupCLAPTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the training DataLoader. For a stream, it loads only the batches of this process."""
-        if self._batches is None:
-            return super().get_train_dataloader()
+        args, rows = self.args, self.train_dataset
+        if rows is None:
+            raise ValueError("train_dataset is missing; pass training rows to the trainer")
+        persistent = {"persistent_workers": args.dataloader_persistent_workers}
+        if self._batches is not None:
+            # Not prepared by accelerate, which would split the batches of one loader between the processes.
+            return self._build_loader(rows, self.data_collator, batch_sampler=self._batches, **persistent)
+        options = {"batch_size": self._train_batch_size, "drop_last": args.dataloader_drop_last, **persistent}
+        sampler = RandomSampler(rows) if self._hard_batches is None else self._hard_batches  # type: ignore[arg-type]
+        return self.accelerator.prepare(self._build_loader(rows, self.data_collator, sampler=sampler, **options))
 
-        # Not prepared by accelerate, which would split the batches of one loader between the processes.
-        rows: Any = self.train_dataset
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the DataLoader of `evaluate`. `eval_dataset` is as there, except that a dict is not accepted."""
+        sets: Any = self.eval_dataset
+        rows = sets if eval_dataset is None else eval_dataset
+        rows = sets[rows] if isinstance(rows, str) else rows
+        if rows is None or isinstance(rows, dict):
+            raise ValueError("pass eval_dataset: evaluation rows, or the name of an evaluation set of this trainer")
+        return self.get_test_dataloader(rows)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Return a DataLoader of rows as `evaluate` and `predict` read them: each clip once, with all its captions."""
+        rows = _indexed(as_plain_rows(test_dataset, self.args))
+        loader = self._build_loader(rows, self.evaluation_collator, batch_size=self.args.eval_batch_size)
+        return self.accelerator.prepare(loader)
+
+    def _build_loader(self, rows: Any, collator: Any, **options: Any) -> DataLoader[Any]:
+        """Build a loader whose workers exit if this process is killed.
+
+        The loader has its own generator for the seeds of its workers. A resumed run starts the workers once more, which
+        would otherwise change its dropout masks.
+        """
+        args = self.args
+        self._set_kept_towers()
         return DataLoader(
             rows,
-            batch_sampler=self._batches,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
+            collate_fn=collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
             worker_init_fn=exit_with_parent,
-            generator=torch.Generator().manual_seed(self.args.seed),
+            generator=torch.Generator().manual_seed(args.seed),
+            **options,
         )
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the order of `hard_negatives_per_batch`, or that of the Trainer."""
-        if self._hard_batches is not None:
-            return self._hard_batches
-        return super()._get_train_sampler(*args, **kwargs)
+    def _begin_epoch(self) -> None:
+        self._has_checked_gradients = False
+        self._set_kept_towers()
+
+    def _set_kept_towers(self) -> None:
+        """Set the keys of the frozen towers whose outputs are kept, before a loader starts its workers.
+
+        Resuming and DistributedDataParallel write weights after the training loader is built, so this is also called at
+        the beginning of each epoch.
+        """
+        args, config = self.args, self.clap.config.to_dict()
+        # with sharded weights, each pass needs all processes
+        is_off = args.cache_frozen == "never" or args.sharding is not None or args.bf16_full_eval
+        is_off |= args.fp16_full_eval or self.kept.folder is None
+        for kind in ("audio", "text"):
+            tower: Any = self.module.get_tower(kind)
+            version = None if is_off else self.module.get_version(kind)
+            settings: list[Any] = [(name, value) for name, value in config.items() if name.startswith(f"{kind}_")]
+            settings += [tower[0].config._attn_implementation, self.accelerator.mixed_precision, args.tf32]
+            self.kept.set_tower(kind, version, tower.state_dict(), settings, args.device.type)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Move the inputs to the device, compute spectrograms from audio samples, and apply SpecAugment in training."""
@@ -312,18 +376,6 @@ class SupCLAPTrainer(Trainer):
             mask = prepared.get("audio_attention_mask")
             prepared["input_features"] = self._spec_augment(prepared["input_features"], mask, self.state.global_step)
         return prepared
-
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-        """Build the loader as in the Trainer. Its workers exit if this process is killed.
-
-        The loader has its own generator for the seeds of its workers. A resumed run starts the workers once more, which
-        would otherwise change its dropout masks.
-        """
-        loader = super()._get_dataloader(*args, **kwargs)
-        base = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
-        base.generator = torch.Generator().manual_seed(self.args.seed)
-        base.worker_init_fn = partial(exit_with_parent, then=base.worker_init_fn)
-        return loader
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare as in the Trainer. Callbacks get the model without its objective, so that trackers can save it."""
@@ -349,10 +401,7 @@ class SupCLAPTrainer(Trainer):
     ) -> Any:
         """Run the forward pass and return the loss. If the loss is not finite, the run stops at the next log."""
         outputs = model(**inputs)
-        step = self.state.global_step + 1
-        self._recent.append((step, outputs.loss.detach(), outputs.logs, inputs["clip_index"]))
-        if len(self._recent) >= 1000:  # a run without logs
-            self._require_finite_losses()
+        self._step_logs = outputs.logs
         self._logs.add(outputs.logs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
@@ -360,7 +409,9 @@ class SupCLAPTrainer(Trainer):
         """Raise FloatingPointError if a loss since the last call is not finite."""
         # All losses are checked at once, because a check waits for the GPU.
         recent, self._recent = self._recent, []
-        if not recent or torch.isfinite(torch.stack([loss for _, loss, _, _ in recent])).all():
+        losses = torch.stack([loss for _, loss, _, _ in recent]).tolist() if recent else []
+        self._loss_sum += sum(losses)
+        if all(map(math.isfinite, losses)):
             return
 
         step, loss, logs, indices = next(entry for entry in recent if not torch.isfinite(entry[1]))
@@ -404,9 +455,16 @@ class SupCLAPTrainer(Trainer):
                     )
             self._refuse_unknown_metric()
             self._ema.checkpoint = checkpoint
-            self._has_checked_gradients = False
+            self._recent, self._loss_sum = [], read_loss_sum(checkpoint)
             self._set_precision()
-            return super().train(checkpoint, *args, **kwargs)
+            names = [kind for kind in ("audio", "text") if self.module.get_version(kind) is not None]
+            if names and self.args.cache_frozen == "always" and self.is_world_process_zero():
+                logger.warning(
+                    f"frozen towers run without dropout, and their outputs are computed once: {' and '.join(names)}; "
+                    "cache_frozen='never' keeps the dropout"
+                )
+            output = super().train(checkpoint, *args, **kwargs)
+            return output._replace(training_loss=output.metrics["train_loss"])
 
     def _refuse_unknown_metric(self) -> None:
         """Raise ValueError before the first step if `metric_for_best_model` is of no evaluation of this trainer."""
@@ -428,25 +486,51 @@ class SupCLAPTrainer(Trainer):
 
         return retrieval_metric_names(self.args.eval_languages)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Train on one batch as in the Trainer. In the first step of several processes, check all gradients.
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Train on one batch as in the Trainer. In the first step of an epoch, warn of parameters that do not train.
+
+        They have no gradient, or are not in the optimizer, because they were unfrozen later or it is the user's own.
 
         Raises:
-            ValueError: A trainable parameter has no gradient. DistributedDataParallel would fail in the second step.
+            ValueError: A parameter has no gradient in several processes, where DistributedDataParallel would fail in
+                the second step, or with reentrant checkpointing, which gives none to parameters behind frozen ones.
         """
-        loss = super().training_step(*args, **kwargs)
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._recent.append((self.state.global_step + 1, loss, self._step_logs, inputs["clip_index"]))
+        if len(self._recent) >= 1000:  # a run without logs
+            self._require_finite_losses()
         if not self._has_checked_gradients:
             self._has_checked_gradients = True
-            waits = (
-                self.args.world_size > 1 and self.args.sharding is None and not self.args.ddp_find_unused_parameters
-            )
-            idle = idle_parameters(self.module) if waits else []
-            if idle:
-                raise ValueError(
-                    f"{len(idle)} trainable parameters have no gradient, such as {idle[0]}; freeze them with "
-                    "requires_grad_(False), or set ddp_find_unused_parameters to true if other batches use them"
-                )
+            self._check_gradients()
         return loss
+
+    def _check_gradients(self) -> None:
+        args, idle = self.args, idle_parameters(self.module)
+        if args.sharding is not None:  # the optimizer has other tensors
+            return
+        optimized: set[int] = set()
+        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
+            optimized.update(map(id, group["params"]))
+        weights = self.module.named_parameters()
+        left_out = [name for name, weight in weights if weight.requires_grad and id(weight) not in optimized]
+        if left_out:
+            warnings.warn(
+                f"{len(left_out)} trainable parameters are not in the optimizer, such as {left_out[0]}, and will not "
+                "change; unfreeze parameters before the training, or pass all of them to your own optimizer",
+                stacklevel=2,
+            )
+        if not idle:
+            return
+        message = f"{len(idle)} trainable parameters have no gradient in the first step, such as {idle[0]}"
+        checkpointing: Any = args.gradient_checkpointing_kwargs or {}
+        if checkpointing.get("use_reentrant"):
+            raise ValueError(f"{message}; set use_reentrant to false in gradient_checkpointing_kwargs")
+        advice = "freeze them with requires_grad_(False)"
+        if args.world_size > 1 and not args.ddp_find_unused_parameters:
+            raise ValueError(
+                f"{message}; {advice}, or set ddp_find_unused_parameters to true if other batches use them"
+            )
+        warnings.warn(f"{message}; they are not trained, unless other batches use them, {advice}", stacklevel=2)
 
     def _find_checkpoint(self, folder: str, given: str | bool | None) -> str | None:
         """Return the checkpoint to resume from, or None for a new run."""
@@ -495,59 +579,29 @@ class SupCLAPTrainer(Trainer):
             logs = {**logs, **self._logs.drain()}
             logs["clips_per_second"] = 1 / logs.pop("seconds_per_clip")
             logs["process_seconds"] = self.throughput.process_seconds
+        # at the end of `train`, which also returns this dict; the Trainer leaves out the steps before it was resumed
+        if "train_loss" in logs and math.isfinite(self._loss_sum) and not self.args.auto_find_batch_size:
+            logs["train_loss"] = self._loss_sum / max(1, self.state.global_step)
         super().log(logs, start_time)
 
     # ---- evaluation ----
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Compute retrieval metrics on a split, in both directions and each language (`evaluation.retrieval_metrics`).
+    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the loop of `evaluate` and `predict`, with the averaged weights of `ema_decay`.
 
-        To add your own metrics, set `trainer.compute_metrics` to a function. `eval_dataset` is a dataset of rows, a
-        dict `{name: rows}`, or the name of an evaluation set of this trainer. None: evaluate on all sets of this
-        trainer.
+        The metrics are those of `evaluation.retrieval_metrics`, in both directions and each language, and those of
+        `compute_metrics`. The `predictions` are audio `(N, d)` and text embeddings `(N, K, d)`.
         """
-        sets: Any = self.eval_dataset
-        rows = sets if eval_dataset is None else eval_dataset
-        if isinstance(rows, dict):
-            # calls this for each of them
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-
-        rows = _indexed(as_plain_rows(sets[rows] if isinstance(rows, str) else rows, self.args))
-        with self._evaluating(rows):
-            return super().evaluate(rows, ignore_keys, metric_key_prefix)
-
-    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
-        """Embed a split. The `predictions` of the result are audio `(N, d)` and text embeddings `(N, K, d)`."""
-        rows: Any = _indexed(as_plain_rows(test_dataset, self.args))
-        with self._evaluating(rows):
-            return super().predict(rows, ignore_keys, metric_key_prefix)
-
-    @contextmanager
-    def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
-        """Context manager that sets the evaluation collator and metrics, and includes the last incomplete batch."""
         self._require_finite_losses()
         self._set_precision()
-        args = self.args
-        before = (
-            self.data_collator,
-            self.compute_metrics,
-            args.dataloader_drop_last,
-            args.dataloader_persistent_workers,
-        )
-        self.data_collator = self.evaluation_collator
-        args.dataloader_drop_last = False
-        # the Trainer would evaluate the rows of the first call again
-        args.dataloader_persistent_workers = False
-        custom, ours = self.compute_metrics, self._metrics_of(rows)
-        self.compute_metrics = ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
+        custom = self.compute_metrics
+        rows: Any = dataloader.dataset
+        self.compute_metrics = partial(_add_metrics, self._metrics_of(rows), custom)
         try:
             with self._ema:
-                yield
+                return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
-            self.data_collator, self.compute_metrics = before[:2]
-            args.dataloader_drop_last, args.dataloader_persistent_workers = before[2:]
+            self.compute_metrics = custom
 
     def prediction_step(
         self,
@@ -563,6 +617,13 @@ class SupCLAPTrainer(Trainer):
         return None, (outputs.audio_embeds.float(), outputs.text_embeds.float()), inputs["clip_index"]
 
     # ---- saving ----
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Select the best checkpoint as in the Trainer, but among equal scores the last one, which is trained more."""
+        name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
+        if self.state.best_metric is not None and metrics.get(name) == self.state.best_metric:
+            self.state.best_metric = None
+        return super()._determine_best_metric(metrics, trial)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint to a temporary folder, and rename the folder after all processes have finished writing."""
@@ -591,7 +652,8 @@ class SupCLAPTrainer(Trainer):
             rotate_checkpoints(str(output), self.args.save_total_limit, self.state.best_model_checkpoint, True)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(folder))
+            with self.args.public_in_files():
+                self._push_from_checkpoint(str(folder))
 
     def _write_checkpoint(self, folder: CheckpointFolder) -> None:
         """Write all files of a checkpoint, each process its own. `RUN_FILE` is the last, because it contains hashes."""
@@ -617,7 +679,7 @@ class SupCLAPTrainer(Trainer):
             return
         if args.ema_decay is not None:
             torch.save(self._ema.trained(), Path(folder, TRAINED_WEIGHTS))
-        write_run_file(folder, self._describe_run(), self._frozen)
+        write_run_file(folder, {**self._describe_run(), "loss_sum": self._loss_sum}, self._frozen)
 
     def save_state(self) -> None:
         """Save the state as in the Trainer, except the local path of the best checkpoint."""
@@ -665,7 +727,8 @@ class SupCLAPTrainer(Trainer):
                 frozen.add(name)
         if sum(weights[name].nbytes for name in frozen) < 0.01 * sum(weight.nbytes for weight in weights.values()):
             frozen = set()  # a few idle weights are not worth a second file
-        super()._save(folder, {name: w for name, w in weights.items() if name not in frozen})
+        with self.args.public_in_files():
+            super()._save(folder, {name: w for name, w in weights.items() if name not in frozen})
         if self.args.should_save:
             output = Path(self.args.output_dir or ".")
             self._frozen = write_frozen(Path(folder), output, weights, frozen, self._frozen) if frozen else {}
@@ -703,6 +766,14 @@ class SupCLAPTrainer(Trainer):
             facts: dict[str, Any] = {name: [v] if isinstance(v, str) else v for name, v in lists.items()}
             facts |= {"name": given("model_name"), "license": given("license"), "base_model": given("finetuned_from")}
             write_card_of_run(self, **facts)
+
+
+def _add_metrics(ours: Callable[[Any], dict[str, float]], custom: Any, prediction: Any) -> dict[str, Any]:
+    """Return our metrics, and those of the user's `compute_metrics`, which may be None or return None."""
+    added = {} if custom is None else custom(prediction)
+    if added is not None and not isinstance(added, Mapping):
+        raise TypeError(f"compute_metrics returned a {type(added).__name__}; return a dict of metrics, or None")
+    return {**ours(prediction), **(added or {})}
 
 
 def _indexed(rows: Any) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -111,6 +114,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         accelerator_config.non_blocking = self.dataloader_pin_memory
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
+        if self.cache_frozen == "auto":
+            warnings.warn("cache_frozen is always or never; auto is always now", FutureWarning, stacklevel=4)
+            self.cache_frozen = "always"
 
     @cached_property
     def _setup_devices(self) -> torch.device:
@@ -130,10 +136,21 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
                 return name
         return None
 
+    @contextmanager
+    def public_in_files(self) -> Iterator[None]:
+        """Context manager in which the Trainer writes `training_args.bin`, without the Hub token and local paths."""
+        self._is_public = True
+        try:
+            yield
+        finally:
+            del self._is_public
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for `training_args.bin`, without the Hub token and local paths."""
-        state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
-        return state | {"hub_token": None}
+        state = dict(vars(self))
+        if state.pop("_is_public", False):
+            state = {name: redact(value) if isinstance(value, str) else value for name, value in state.items()}
+            state["hub_token"] = None
+        return state
 
     @property
     def caption_scheme(self) -> str:

@@ -13,6 +13,7 @@ from modeling_supclap.datasets_scripts.builders.synthetic import (
     DESCRIPTIONS,
     SOUNDS,
     SyntheticEvents,
+    background_noise,
     describe,
     render_clip,
 )
@@ -312,3 +313,15 @@ def test_bad_settings_are_refused(tmp_path, config, message):
 def test_an_unknown_dataset_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'synthetics'.*'synthetic'"):
         load_splits("synthetics")
+
+
+def test_background_noise_is_between_white_and_pink():
+    """The slope of the power spectrum in decades is between 0 (white) and -1 (pink), and varies over all of it."""
+    slopes = []
+    for seed in range(200):
+        noise = background_noise(np.zeros(4096), np.random.default_rng(seed))
+        power = np.abs(np.fft.rfft(noise))[1:] ** 2
+        slopes.append(np.polyfit(np.log10(np.arange(1, len(power) + 1)), np.log10(power), 1)[0])
+    assert -1.15 < min(slopes) < -0.85
+    assert -0.15 < max(slopes) < 0.15
+    assert np.mean(slopes) == pytest.approx(-0.5, abs=0.1)

@@ -1,6 +1,7 @@
 """SVR against loops, the paper's gradient identities, the optimum of the radius, coincident pairs and low precision."""
 
 import math
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from modeling_supclap.losses import (
     DynamicRadius,
     StaticRadius,
+    info_nce,
     radius_constraint,
     similarity_matrix,
     supclap_loss,
@@ -570,3 +572,17 @@ def test_errors_name_the_expected_values() -> None:
         DynamicRadius(num_similarities=1)
     with pytest.raises(ValueError, match="order='random'"):
         DynamicRadius(num_similarities=4, order="random")  # type: ignore[arg-type]
+
+
+@both_similarities
+@pytest.mark.parametrize("exponent", [-9, -12])
+def test_a_pair_without_direction_has_the_gradient_of_info_nce(similarity: Similarity, exponent: int) -> None:
+    """A support vector of a nearly equal pair is its anchor: a radius divided by the distance would be enormous."""
+    anchors = unit_rows(5, 7)
+    targets = F.normalize(anchors + 10.0**exponent * unit_rows(5, 7, seed=1), dim=-1)
+    gradients = []
+    for loss in (info_nce, partial(support_vector_loss, radius=0.5, similarity=similarity)):
+        moving = anchors.clone().requires_grad_()
+        total = loss(moving, targets, logit_scale=SCALE)
+        gradients.append(torch.autograd.grad(total, moving)[0])
+    assert gradients[1].norm(dim=-1).max() <= 2 * gradients[0].norm(dim=-1).max() + 2 * SCALE

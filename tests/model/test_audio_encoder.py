@@ -10,9 +10,10 @@ from transformers import BertConfig, BertModel, WhisperConfig, WhisperFeatureExt
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.audio_encoder import run_encoder
+from modeling_supclap.audio_input import stack_clips
 from modeling_supclap.encoding import max_chunk_seconds, min_clip_samples
 from modeling_supclap.joining import load_tower
-from modeling_supclap.processing_supclap import extract_clips
+from modeling_supclap.processing_supclap import extract_clip
 from modeling_supclap.training.checks import idle_parameters
 from modeling_supclap.training.collator import TrainingCollator
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
@@ -33,6 +34,11 @@ def own_pooling(name: str, clip: np.ndarray) -> torch.Tensor:
     if name == "wav2vec2-bert":  # its extractor pads an odd number of frames
         return outputs.last_hidden_state[0, inputs["attention_mask"][0].bool()].mean(dim=0)
     return outputs.pooler_output[0] if name == "ast" else outputs.last_hidden_state[0].mean(dim=0)
+
+
+def batch_of(extractor, clips):
+    """Return the features of several clips, padded to the longest."""
+    return stack_clips([extract_clip(extractor, clip) for clip in clips])
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def test_the_shortest_clip_has_an_embedding_and_a_shorter_one_is_an_error(joined
 def test_embeddings_equal_those_of_transformers_in_any_batch(name, tmp_path):
     _, extractor = save_encoder(name, tmp_path)
     encoder = load_tower("audio", str(tmp_path)).eval()
-    inputs = {key: torch.from_numpy(value) for key, value in extract_clips(extractor, CLIPS).items()}
+    inputs = {key: torch.from_numpy(value) for key, value in batch_of(extractor, CLIPS).items()}
     together = run_encoder(encoder, inputs["input_features"], inputs["audio_attention_mask"])
     for index, clip in enumerate(CLIPS):
         torch.testing.assert_close(together.pooler_output[index], own_pooling(name, clip), atol=1e-5, rtol=1e-4)
@@ -81,7 +87,7 @@ def test_embeddings_equal_those_of_transformers_in_any_batch(name, tmp_path):
 @torch.no_grad()
 def test_pooling_by_the_mean_of_all_tokens():
     encoder, extractor = make_encoder("ast")
-    features = torch.from_numpy(extract_clips(extractor, CLIPS[:2])["input_features"])
+    features = torch.from_numpy(batch_of(extractor, CLIPS[:2])["input_features"])
     hidden = encoder(features).last_hidden_state
     torch.testing.assert_close(run_encoder(encoder, features, None, "mean").pooler_output, hidden.mean(dim=1))
 
@@ -98,7 +104,7 @@ def test_a_pooler_that_is_not_there_and_one_that_always_is():
 
 def test_a_clip_below_one_frame_is_named():
     encoder, extractor = make_encoder("wav2vec2")
-    inputs = extract_clips(extractor, [CLIPS[0], CLIPS[0][:50]])
+    inputs = batch_of(extractor, [CLIPS[0], CLIPS[0][:50]])
     with pytest.raises(ValueError, match="clip 1 has 50 "):
         run_encoder(encoder, *map(torch.from_numpy, inputs.values()))
 

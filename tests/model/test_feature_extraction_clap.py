@@ -47,13 +47,21 @@ def make_clips(extractor):
     return [*clips, 0.9 * builders.tone(440, most)]
 
 
+def assert_close_within_80_db(found, expected):
+    """Compare with decibels in float64. Below 80 dB under the peak of the clip, float32 rounds."""
+    assert found.dtype == np.float32
+    is_loud = expected > expected.max() - 80
+    np.testing.assert_allclose(found[is_loud], expected[is_loud], atol=0.01, rtol=0)
+    assert found[~is_loud].max(initial=-np.inf) < expected.max() - 79.9
+
+
 def test_spectrograms_are_those_of_transformers(extractor):
     clips = make_clips(extractor)
-    expected = np.stack(extractor(clips, sampling_rate=extractor.sampling_rate)["input_features"])
-    found = extract_clap(extractor, clips)
-    assert found["input_features"].dtype == np.float32
-    np.testing.assert_allclose(found["input_features"], expected, atol=1e-4, rtol=0)
-    assert found["is_longer"].tolist() == [[False]] * len(clips)
+    expected = extractor(clips, sampling_rate=extractor.sampling_rate)["input_features"]
+    for clip, decibels in zip(clips, expected, strict=True):
+        found = extract_clap(extractor, clip)
+        assert_close_within_80_db(found["input_features"], decibels)
+        assert found["is_longer"].tolist() == [False]
 
 
 @pytest.mark.parametrize("padding", ["repeat", "repeatpad", "pad"])
@@ -64,14 +72,14 @@ def test_frames_of_a_repeated_clip_are_those_of_transformers(padding, hops):
     extractor.padding = padding
     clip = builders.noise(hops * extractor.hop_length)
     expected = extractor([clip], sampling_rate=extractor.sampling_rate)["input_features"][0]
-    np.testing.assert_allclose(extract_clap(extractor, [clip])["input_features"][0], expected, atol=1e-4, rtol=0)
+    assert_close_within_80_db(extract_clap(extractor, clip)["input_features"], expected)
 
 
 def test_long_clips_are_cropped_to_their_beginning(extractor):
     long = builders.noise(extractor.nb_max_samples + 5000)
-    found = extract_clap(extractor, [long, long])["input_features"]
-    expected = extract_clap(extractor, [long[: extractor.nb_max_samples]])["input_features"]
-    np.testing.assert_array_equal(found, np.concatenate([expected, expected]))
+    found = extract_clap(extractor, long)["input_features"]
+    expected = extract_clap(extractor, long[: extractor.nb_max_samples])["input_features"]
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16])

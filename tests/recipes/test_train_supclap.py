@@ -5,6 +5,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import builders
 import numpy as np
@@ -21,6 +22,7 @@ from huggingface_hub import ModelCard
 from matplotlib.image import imread
 from processes import Moment, run_killed, run_processes, run_python
 from recordings import esc50_folder, tone_rows
+from transformers import TrainerState
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
@@ -206,6 +208,16 @@ def test_a_killed_and_resumed_run_has_the_same_losses(run, tmp_path):
     run_recipe(train_supclap, ROOT / SMOKE, "--output_dir", folder, "--resume_from_checkpoint", "last")
     assert len(losses(folder)) == 8
     assert losses(folder) == losses(run)
+
+
+def test_the_time_of_a_resumed_run_includes_the_time_before():
+    trainer = SimpleNamespace(
+        state=TrainerState(),
+        args=SimpleNamespace(metric_for_best_model="mean_recall", world_size=1),
+        throughput=SimpleNamespace(earlier_seconds=100.0),
+    )
+    clock = SimpleNamespace(seconds=1.0, process_seconds=2.0)
+    assert train_supclap.describe_training(trainer, {}, clock)["process_seconds"] == 102.0
 
 
 @pytest.mark.process

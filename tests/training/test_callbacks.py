@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -19,7 +20,7 @@ from processes import run_processes
 from recordings import tone_rows
 from test_trainer import QUICK, arguments, best_step, build, processor, with_dropout
 from torch import distributed, nn
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.losses import DynamicRadius, StaticRadius, info_nce
@@ -29,6 +30,7 @@ from modeling_supclap.training.callbacks import (
     DriftCallback,
     EpochCallback,
     LineCallback,
+    SigtermCallback,
     StartCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
@@ -61,7 +63,7 @@ def test_averages_without_a_log_take_no_memory():
 @pytest.mark.parametrize(("position", "epoch"), [(None, 0), (0.0, 0), (2.0, 2), (2.6, 2)])
 def test_the_collator_receives_whole_epochs(position, epoch):
     told = []
-    callback = EpochCallback(SimpleNamespace(set_epoch=told.append))
+    callback = EpochCallback(lambda: None, SimpleNamespace(set_epoch=told.append))
     callback.on_epoch_begin(None, SimpleNamespace(epoch=position), None)
     assert told == [epoch]
 
@@ -168,6 +170,8 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     callback.training_bar = _Bar()
     args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
     state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=None, global_step=10, max_steps=200)
+    state.log_history = []
+    callback.on_log(args, state, None, logs={"loss": 0.5, "clips_per_second": 0.0426})
     callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     callback.on_log(args, state, None, logs={"eval_mean_recall": 0.25})
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
@@ -180,13 +184,22 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     for metric in (None, "eval_mean_recall"):
         either = SimpleNamespace(metric_for_best_model=metric, greater_is_better=True)
         callback.on_evaluate(either, state, None, metrics={"eval_mean_recall": 0.125})
+    state.log_history = [
+        {"eval_mean_recall": 0.5},
+        {"loss": 0.5},
+        {"eval_mean_recall": 0.25},
+        {"eval_mean_recall": 0.5},
+    ]
+    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.5})
     assert capsys.readouterr().out.splitlines() == [
+        f"{head}loss 0.500, 0.043 clips/s",
         f"{head}loss 1.235, 99 clips/s",
         "epoch 2: validation mean_recall 0.250 (best 0.250)",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
         "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
         "epoch 2: test mean_recall 0.125 (best 0.500)",
         *["epoch 2: validation mean_recall 0.125 (best 0.500)"] * 2,
+        "epoch 2: validation mean_recall 0.500 (best 0.500 in 2 equal evaluations, of which the last counts)",
     ]
 
 
@@ -328,9 +341,11 @@ def test_parameters_that_are_unfrozen_too_late_are_named_once(tmp_path, rows):
     model.text_projection.requires_grad_(False)
     before = model.text_projection.linear1.weight.clone()
     trainer = build(tmp_path, rows, model, [Unfreeze(model.text_projection)], num_train_epochs=4, **QUICK)
-    with pytest.warns(UserWarning, match=r"4 trainable parameters.*optimizer.*text_projection") as warned:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
         trainer.train()
-    assert len([each for each in warned if "optimizer" in str(each.message)]) == 1
+    (message,) = [str(each.message) for each in warned if "optimizer" in str(each.message)]
+    assert re.match(r"4 trainable parameters.*text_projection", message)
     assert torch.equal(model.text_projection.linear1.weight, before)
 
 
@@ -636,3 +651,48 @@ def test_every_process_measures_the_global_batch(tmp_path):
 if __name__ == "__main__":
     measure_a_part(*sys.argv[1:])
     leave_process_group()
+
+
+def test_the_averages_of_a_log_are_one_transfer():
+    averages, transfers = Averages(), []
+    for number in range(4):
+        tensors = {name: torch.tensor(float(number + index)) for index, name in enumerate("abc")}
+        averages.add({**tensors, "plain": number})
+    tolist, convert = torch.Tensor.tolist, torch.Tensor.__float__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "tolist", lambda tensor: transfers.append(tensor.shape) or tolist(tensor))
+        patch.setattr(torch.Tensor, "__float__", lambda tensor: transfers.append(tensor.shape) or convert(tensor))
+        drained = averages.drain()
+    assert drained == {"a": 1.5, "b": 2.5, "c": 3.5, "plain": 1.5}
+    assert transfers == [(3,)]
+    assert averages.drain() == {}
+
+
+@pytest.mark.parametrize(("seconds_of_data", "is_said"), [(3.0, True), (0.5, False)])
+def test_a_run_that_starves_names_the_remedy_once(monkeypatch, caplog, seconds_of_data, is_said):
+    now = [0.0]
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    callback, state = ThroughputCallback(Averages()), TrainerState(is_world_process_zero=True)
+    args = SimpleNamespace(train_batch_size=4, gradient_accumulation_steps=1, world_size=1, dataloader_num_workers=3)
+    callback.on_train_begin(args, state, None)
+    for step in range(4):
+        now[0] += seconds_of_data + 100 * (step == 0)  # the workers start before the first step
+        callback.on_step_begin(args, state, None)
+        now[0] += 1.0
+        callback.on_step_end(args, state, None)
+        callback.on_log(args, state, None, logs={"eval_loss": 1.0})
+        callback.on_log(args, state, None, logs={"clips_per_second": 1.0})
+    assert (caplog.text.count("dataloader_num_workers (now 3)") == 1) == is_said
+    assert ("75%" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize(("world_size", "logs", "saves"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_processes_agree_on_a_signal_only_at_a_log(monkeypatch, world_size, logs, saves):
+    gathered = []
+    monkeypatch.setattr(callbacks, "gather", lambda tensor: gathered.append(tensor) or tensor)
+    callback = SigtermCallback(SimpleNamespace(is_checkpoint_requested=True))
+    args = SimpleNamespace(world_size=world_size, device="cpu")
+    control = TrainerControl(should_log=logs)
+    callback.on_step_end(args, None, control)
+    assert (control.should_save, control.should_training_stop) == (saves, saves)
+    assert len(gathered) == (world_size > 1 and logs)

@@ -454,6 +454,23 @@ def test_changed_settings_are_named(run, rows, tmp_path, options, difference):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
+def test_a_run_from_version_0_2_resumes_with_frozen_towers_in_evaluation_mode(run, rows, tmp_path):
+    path = tmp_path / "checkpoint-4" / RUN_FILE
+    written = json.loads(path.read_text())
+    written["settings"]["cache_frozen"] = "auto"
+    del written["loss_sum"]
+    path.write_text(json.dumps(written))
+    resumed = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
+    output = resumed.train(resume_from_checkpoint=True)
+    # the sum of the earlier losses is not known
+    assert output.training_loss == pytest.approx(sum(losses(resumed)[-2:]) / 2)
+
+    written["settings"]["cache_frozen"] = "never"
+    path.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="cache_frozen was 'never' and is 'always'"):
+        build(tmp_path, rows, model=with_dropout(), svr="uni-static", **STEPS).train(str(path.parent))
+
+
 def test_a_run_from_before_a_setting_was_there_had_its_default(run, rows, tmp_path):
     path = tmp_path / "checkpoint-4" / RUN_FILE
     written = json.loads(path.read_text())

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from modeling_supclap.datasets_scripts.mixture import _DatasetSplit
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT
 from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.lora import train_last_layers
 from modeling_supclap.training.rows import UsableRows
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -205,7 +207,29 @@ def test_idle_weights_are_named_in_the_first_step_of_several_processes(tmp_path)
     assert re.fullmatch(r"\nstep 0: 1 trainable.*model\.idle;.*ddp_find_unused_parameters.*", report.read_text())
     (tmp_path / "alone").mkdir()
     train_idle(str(tmp_path / "alone"), str(report))
-    assert report.read_text() == "\n"  # a single process does not wait for them
+    assert report.read_text() == "\n"  # a single process does not wait for them, and only warns
+
+
+def test_idle_weights_of_a_single_process_are_a_warning(tmp_path, rows):
+    trainer = build(tmp_path, rows, with_idle_weight(), max_steps=1, **QUICK)
+    with pytest.warns(UserWarning, match=r"1 trainable.*no gradient.*model\.idle"):
+        trainer.train()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*no gradient.*")
+        build(tmp_path / "all", rows, max_steps=1, **QUICK).train()
+
+
+@pytest.mark.parametrize("options", [{"use_reentrant": True}, {"use_reentrant": False}], ids=str)
+def test_reentrant_checkpoints_behind_frozen_blocks_are_refused(tmp_path, rows, options):
+    model = builders.supclap_model()
+    train_last_layers(model, 1, 1)
+    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}
+    trainer = build(tmp_path, rows, model, max_steps=1, **checkpointing, **QUICK)
+    if options["use_reentrant"]:
+        with pytest.raises(ValueError, match=r"no gradient.*blocks\.1.*use_reentrant"):
+            trainer.train()
+    else:
+        trainer.train()
 
 
 if __name__ == "__main__":

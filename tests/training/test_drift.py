@@ -260,3 +260,14 @@ def test_more_hard_negatives_raise_a_radius_that_adds_similarities_up() -> None:
     ranked = (text @ audio.T).fill_diagonal_(-2).sort(dim=-1, descending=True).values
     assert few < some < all_of_them
     assert all_of_them.item() == pytest.approx(((text * audio).sum(-1) + ranked[:, :8].sum(-1)).mean().item())
+
+
+def test_random_negatives_reach_a_predictor_in_descending_order() -> None:
+    audio, text = related_pair(n=40)
+    radius, seen = DynamicRadius(num_similarities=9), []
+    radius.layers = torch.nn.Sequential(torch.nn.Linear(9, 1).double())
+    radius.layers.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    radius_by_hard_negatives(radius, audio, text, SCALE, counts=(2,))
+    negatives = seen[0][:, 1:]
+    assert negatives.shape == (40, 8)
+    assert (negatives.diff(dim=1) <= 0).all()

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from modeling_supclap.losses import info_nce
 from modeling_supclap.training import contrastive_module
 from modeling_supclap.training.contrastive_module import ContrastiveModule
-from modeling_supclap.training.grad_cache import embed_in_chunks
+from modeling_supclap.training.grad_cache import embed_in_chunks, real_lengths
 from modeling_supclap.training.objectives import MatryoshkaObjective, build_objective
 
 CLIPS = 7
@@ -39,9 +39,10 @@ class AllTexts(nn.Module):
 class Straight(ContrastiveModule):
     """Plain step: each tower is called once, on the whole batch padded to its longest row."""
 
-    def _embed(self, kind, inputs, count, *others):
-        features = getattr(self.model, f"get_{kind}_features")
-        return features(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
+    def embed(self, kind, batch):
+        names = set(contrastive_module._INPUTS[kind]) & batch.keys()
+        inputs = {name: batch[name].flatten(0, 1) if kind == "text" else batch[name] for name in names}
+        return getattr(self.model, f"get_{kind}_features")(**inputs).pooler_output
 
 
 def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
@@ -430,7 +431,7 @@ def test_rows_of_similar_length_share_a_chunk_without_needless_padding(side):
         widths.append(part["ids"].shape[1])
         return torch.stack([part["ids"].amax(1), part["mask"].sum(1)], dim=1)
 
-    embeds = embed_in_chunks(embed, rows, chunk_size=2, mask="mask")
+    embeds = embed_in_chunks(embed, rows, chunk_size=2, lengths=real_lengths(rows["mask"]))
     assert embeds.tolist() == [[0, 5], [1, 1], [2, 4], [3, 2], [4, 3], [0, 0]]
     assert widths == ([5, 3, 1] if side == "right" else [8, 8, 8])
 
@@ -443,12 +444,12 @@ def test_chunks_within_the_limit_keep_their_activations():
         embedded.append(tuple(rows["mask"].shape))
         return tower(rows["mask"].sum(dim=1, keepdim=True).float())
 
-    rows = {"mask": mask.long()}
-    embed_in_chunks(embed, rows, chunk_size=2, mask="mask", kept_cells=12).sum().backward()
+    rows, lengths = {"mask": mask.long()}, real_lengths(mask)
+    embed_in_chunks(embed, rows, chunk_size=2, lengths=lengths, kept_cells=12).sum().backward()
     assert embedded == [(2, 8), (2, 4), (2, 1), (2, 8)]  # only the longest chunk is computed again
 
     embedded.clear()
-    embed_in_chunks(embed, rows, chunk_size=6, mask="mask", kept_cells=48, fewest_cells=4).sum().backward()
+    embed_in_chunks(embed, rows, chunk_size=6, lengths=lengths, kept_cells=48, fewest_cells=4).sum().backward()
     assert embedded == [(1, 8), (2, 4), (2, 2), (1, 1)]  # much shorter rows are separate; all are kept
 
 

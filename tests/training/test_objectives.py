@@ -2,9 +2,13 @@
 
 import math
 
+import builders
 import pytest
 import reference
 import torch
+import torch.nn.functional as F
+from test_trainer import QUICK, processor
+from test_trainer import arguments as short_arguments
 
 from modeling_supclap.losses import (
     DynamicRadius,
@@ -34,6 +38,7 @@ from modeling_supclap.training.objectives import (
     radius_of_pairs,
 )
 from modeling_supclap.training.options import LOSSES, captions_per_clip, chance_loss, clips_per_batch
+from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -469,6 +474,75 @@ def test_logs_hold_no_graph(tmp_path):
 def test_incompatible_options_are_rejected(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
+
+
+def cross_entropy(audio_embeds, text_embeds, logit_scale):
+    logits = logit_scale * audio_embeds @ text_embeds[:, 0].T
+    return F.cross_entropy(logits, torch.arange(len(logits)))
+
+
+class Bare(torch.nn.Module):
+    """Module that returns the loss alone, and takes only the embeddings."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, audio, text):
+        return self.weight * (audio - text[:, 0]).square().sum()
+
+
+def with_logs(audio_embeds, text_embeds, logit_bias, **inputs):
+    assert set(inputs) == {"logit_scale", "group_ids"}
+    return (audio_embeds * text_embeds[:, 0]).sum(), {"own": 617.0}
+
+
+@pytest.mark.parametrize("own", [cross_entropy, Bare(), with_logs, "test_objectives:cross_entropy"], ids=str)
+@pytest.mark.parametrize("widths", [[], [4]])
+def test_functions_and_bare_losses_are_objectives(tmp_path, rows, own, widths):
+    named = {"loss": own} if isinstance(own, str) else {}
+    args = short_arguments(tmp_path, max_steps=2, matryoshka_widths=widths, **QUICK, **named)
+    objective = None if named else own
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, None, processor(), objective=objective)
+    trainer.train()
+    entry = trainer.state.log_history[0]
+    assert ("own" in entry) == (own is with_logs)
+    assert ("loss_width_4" in entry) == bool(widths)
+    name = {"Bare": "Bare"}.get(type(own).__name__, str(getattr(own, "__name__", own)).rpartition(":")[2])
+    if not widths:
+        assert trainer.module.objective_name == name
+    if isinstance(own, Bare):
+        assert own.weight != 1  # its parameters train
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{"loss": torch.ones(())}, torch.ones(3), (torch.ones(()), 1.0), None, 0.5],
+    ids=lambda each: repr(each)[:9],
+)
+def test_other_results_of_an_objective_are_named(tmp_path, rows, result):
+    def own_loss(audio_embeds, text_embeds, logit_scale):
+        return result
+
+    args = short_arguments(tmp_path, max_steps=1, **QUICK)
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, None, processor(), objective=own_loss)
+    with pytest.raises(TypeError, match=r"own_loss returned .*\breturn the loss"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "chunk"),
+    [
+        (4095, {}, None),
+        (4096, {}, 1024),
+        (4096, {"svr": "bi-dynamic", "loss": "siglip"}, 1024),
+        (4096, {"loss_chunk_size": 50}, 50),
+        (24, {"loss_chunk_size": 50}, 50),
+        (4096, {"loss": "reweighted"}, None),
+    ],
+)
+def test_large_batches_are_computed_in_tiles(tmp_path, batch, options, chunk):
+    assert build_objective(short_arguments(tmp_path, per_device_train_batch_size=batch, **options)).chunk_size == chunk
 
 
 # ---- the loss of random embeddings ----

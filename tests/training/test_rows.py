@@ -8,6 +8,7 @@ from datasets import Dataset
 from test_trainer import QUICK, arguments, build, processor
 
 from modeling_supclap.datasets_scripts import bad_audio
+from modeling_supclap.training import rows as training_rows
 from modeling_supclap.training.rows import UsableRows, make_usable
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
@@ -51,3 +52,27 @@ def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplo
     assert not re.search(r"\d of \d+ clips", caplog.text)
     build(tmp_path / "clip", twins)
     assert "4 of 5 clips" in caplog.text
+
+
+def test_a_transform_is_refused_and_other_formats_are_not(tmp_path, rows):
+    """Columns are checked and read at once, without the transform."""
+    dataset = Dataset.from_list(rows)
+    changed = dataset.with_transform(lambda batch: {**batch, "clip_id": [f"new {name}" for name in batch["clip_id"]]})
+    parts = builders.supclap_model(), arguments(tmp_path, **QUICK)
+    for call in (
+        lambda: SupCLAPTrainer(*parts, changed, processing_class=processor()),
+        lambda: build(tmp_path, rows).evaluate(changed),
+    ):
+        with pytest.raises(ValueError, match=r"with_transform.*map\(\)"):
+            call()
+    trainer = SupCLAPTrainer(*parts, dataset.with_format("numpy"), processing_class=processor())
+    assert trainer.train_rows[0]["clip_id"] == "clip0"
+
+
+def test_many_rows_are_advised_to_be_streamed(tmp_path, rows, monkeypatch, caplog):
+    monkeypatch.setattr(training_rows, "MANY_ROWS", len(rows))
+    build(tmp_path, rows)
+    assert "stream" not in caplog.text
+    monkeypatch.setattr(training_rows, "MANY_ROWS", len(rows) - 1)
+    build(tmp_path, rows)
+    assert re.search(r"12 rows.*--streaming true", caplog.text)

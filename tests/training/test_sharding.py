@@ -15,7 +15,7 @@ from commands import run_recipe
 from processes import ROOT, assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from modeling_supclap import SupCLAPModel, SupCLAPTrainer
 from modeling_supclap.recipes import train_supclap
@@ -38,8 +38,7 @@ def module_of(folder, loss, svr, chunk_size):
 
 def shard(module):
     """Shard each transformer layer, then the rest, as in the accelerate configuration."""
-    wrapped = set(CONFIG["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"].split(","))
-    layers = [part for part in module.modules() if type(part).__name__ in wrapped]
+    layers = [part for part in module.modules() if type(part).__name__ in module._no_split_modules]
     assert len(layers) == 4
     for layer in layers:
         fully_shard(layer)
@@ -77,6 +76,23 @@ def test_two_shards_have_the_gradients_of_one_process(tmp_path):
     assert_same_training(tmp_path / "one.json", tmp_path / "two.json", 2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [
+        ("supclap", ["BertLayer", "CEDBlock"]),
+        ("sonar", ["CEDBlock", "M2M100EncoderLayer"]),
+        ("converted", ["ClapAudioLayer", "ClapAudioStage", "ClapTextLayer"]),
+        ("clap2", ["ModernTextBlock", "NaFlexBlock"]),
+        ("cnn14", ["BertLayer", "CNN14Block"]),
+        ("whisper", ["BertLayer", "WhisperEncoderLayer"]),
+    ],
+)
+def test_the_blocks_of_every_tower_are_wrapped(kind, blocks):
+    module = ContrastiveModule(builders.pair(kind)[0], torch.nn.Identity())
+    assert module._no_split_modules == blocks
+    assert "fsdp_transformer_layer_cls_to_wrap" not in CONFIG["fsdp_config"]
+
+
 def shard_on_cpus():
     """Let accelerate treat CPU processes as GPUs, because it shards only on GPUs."""
     make = SupCLAPTrainer.create_accelerator_and_postprocess
@@ -89,7 +105,7 @@ def shard_on_cpus():
 
 
 def fsdp_config(kind):
-    return {"state_dict_type": kind, "transformer_layer_cls_to_wrap": ["CEDBlock", "BertLayer"]}
+    return {"state_dict_type": kind, "auto_wrap_policy": CONFIG["fsdp_config"]["fsdp_auto_wrap_policy"]}
 
 
 def train_sharded(folder, kind):
@@ -114,6 +130,8 @@ def train_sharded(folder, kind):
         rows = tone_rows(Path(folder, f"tones{rank}"), count=8)
         trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, processing_class=builders.bert_processor())
         trainer.train(f"{folder}/out/checkpoint-1" if resumes else None)
+        sharded = [type(part).__name__ for part in trainer.module.modules() if isinstance(part, FSDPModule)]
+        assert len(sharded) == 1 + 4, sharded  # the blocks of both towers, and the rest
         trainer.save_model()
         weights = {name: weight.full_tensor() for name, weight in trainer.module.model.named_parameters()}
         if rank == 0:

@@ -1,5 +1,6 @@
 """The trainer: training, logs, saving, resumption and errors; several processes give the results of one."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -7,22 +8,24 @@ import pickle
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import builders
 import numpy as np
 import pytest
+import soundfile
 import torch
 from crash_callbacks import assert_workers_end_with_their_parent, name_worker
 from datasets import Audio, Dataset
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
-from transformers import Trainer, TrainerCallback
+from transformers import EvalPrediction, Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.evaluation import EmbeddingCache, evaluate, load_embedding_model
 from modeling_supclap.losses import DynamicRadius, info_nce
-from modeling_supclap.training.collator import TrainingCollator
+from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -96,7 +99,7 @@ def test_a_run_stops_early(tmp_path, rows):
     trainer = build(tmp_path, rows, early_stopping_patience=2, learning_rate=0.0, num_train_epochs=9, **options)
     trainer.train()
     assert trainer.state.global_step == 6  # the second and third evaluation are not better than the first
-    assert trainer.state.best_global_step == 2
+    assert trainer.state.best_global_step == 6  # of equal scores, the last
 
 
 class Spy(TrainerCallback):
@@ -268,6 +271,26 @@ def test_spectrograms_of_the_device_train_and_evaluate_alike(tmp_path, rows):
     assert logs[True] == pytest.approx(logs[False], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "device", "option", "on_device"),
+    [
+        ("supclap", "cuda", None, True),
+        ("converted", "cuda", None, True),
+        ("clap2", "cuda", None, True),
+        ("whisper", "cuda", None, False),
+        ("supclap", "cpu", None, False),
+        ("supclap", "cuda", False, False),
+        ("supclap", "cpu", True, True),
+    ],
+)
+def test_spectrograms_are_computed_on_a_gpu_by_default(tmp_path, rows, kind, device, option, on_device):
+    trainer = build(tmp_path, rows)
+    trainer.processor = builders.pair(kind)[1]
+    args = SimpleNamespace(features_on_device=option, device=torch.device(device), max_audio_seconds=1.0)
+    args.pad_short_clips = False
+    assert trainer._collator_options(args)["gives_samples"] == on_device
+
+
 def test_spectrograms_of_clap_on_the_device_train_alike(tmp_path, rows):
     losses = {}
     for on_device in (True, False):
@@ -364,10 +387,28 @@ def test_no_file_contains_the_token(tmp_path, rows):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"training_args.bin", "README.md"} <= {path.name for path in files}
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
-    # the Trainer writes this to the output folder before it uploads a checkpoint
-    pickled = pickle.dumps(trainer.args)
-    assert b"hf_secret" not in pickled
-    assert str(tmp_path).encode() not in pickled
+
+
+def test_copies_of_the_arguments_are_equal_and_uploads_are_public(tmp_path, rows, monkeypatch):
+    options = {
+        "num_train_epochs": 1,
+        "hub_token": "hf_secret",
+        "background_dir": Path(rows[0]["audio_path"]).parent.as_posix(),
+        **QUICK,
+    }
+    trainer = build(tmp_path / "run", rows, **options)
+    for copied in (copy.deepcopy(trainer.args), pickle.loads(pickle.dumps(trainer.args))):
+        assert copied == trainer.args
+        assert (copied.output_dir, copied.hub_token) == (str(tmp_path / "run"), "hf_secret")
+
+    uploaded = []
+    trainer.args.push_to_hub = trainer.args.save_only_model = True
+    # the Trainer pickles the arguments, and uploads the file
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda self, _: uploaded.append(pickle.dumps(self.args)))
+    trainer._save_checkpoint(trainer.model, None)
+    assert b"hf_secret" not in uploaded[0]
+    assert not [path for path in (tmp_path, trainer.args.background_dir) if str(path).encode() in uploaded[0]]
+    assert trainer.args.hub_token == "hf_secret"
 
 
 def test_the_saved_model_is_for_inference(tmp_path, rows):
@@ -633,7 +674,7 @@ def predict_and_report(folder, report):
 def test_no_worker_outlives_a_run_that_is_killed(tmp_path, rows, loader, monkeypatch):
     few = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 1, "dataloader_num_workers": 2}
     trainer = build(tmp_path, rows, **few)
-    trainer.data_collator = name_worker
+    trainer.data_collator = trainer.evaluation_collator = name_worker
     assert_workers_end_with_their_parent(getattr(trainer, loader)(), monkeypatch)
 
 
@@ -644,6 +685,115 @@ def test_several_processes_evaluate_every_clip_once(tmp_path):
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
     assert one["clips"] == list(range(11))
     assert two == one
+
+
+def test_the_loaders_of_evaluations_are_public(tmp_path, rows):
+    """Your own loop over them sees what `evaluate` scores: each clip once, with all captions and without a crop."""
+    trainer = build(tmp_path, rows, per_device_eval_batch_size=5, max_audio_seconds=0.3)
+    loaders = [trainer.get_eval_dataloader(), trainer.get_test_dataloader(rows[:8])]
+    loaders.append(trainer.get_eval_dataloader(Dataset.from_list(rows[:8])))
+    quick = arguments(tmp_path, per_device_eval_batch_size=5, max_audio_seconds=0.3, **QUICK)
+    sets = SupCLAPTrainer(trainer.clap, quick, rows, {"half": rows[:8]}, processor())
+    loaders.append(sets.get_eval_dataloader("half"))
+    for loader in loaders:
+        batches = list(loader)
+        assert [batch["clip_index"].tolist() for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+        assert {batch["input_ids"].shape[1] for batch in batches} == {2}
+        samples, _ = soundfile.read(rows[0]["audio_path"], frames=4800, dtype="float32")
+        beginning = processor()(audio=samples, sampling_rate=16000, return_tensors="pt")["input_features"]
+        assert torch.equal(batches[0]["input_features"][:1], beginning)
+    for trainer, missing in ((sets, None), (build(tmp_path, rows), {"half": rows})):
+        with pytest.raises(ValueError, match="eval_dataset"):
+            trainer.get_eval_dataloader(missing)
+
+
+@pytest.mark.parametrize(
+    ("result", "added"), [(None, {}), ({}, {}), ({"own": np.float32(0.5)}, {"eval_own": 0.5})], ids=str
+)
+def test_own_metrics_are_added_or_only_printed(tmp_path, rows, result, added):
+    seen = []
+    options = {"compute_metrics": lambda prediction: seen.append(prediction.predictions[0].shape) or result}
+    args = arguments(tmp_path, num_train_epochs=1)
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, rows[:8], processor(), **options)
+    trainer.train()
+    metrics = trainer.state.log_history[-2]
+    assert seen == [(8, 16)]
+    assert added.items() <= metrics.items()
+    assert "eval_mean_recall" in metrics
+
+
+@pytest.mark.parametrize("result", [0.5, (1, 2)])
+def test_own_metrics_of_another_type_are_refused(tmp_path, rows, result):
+    trainer = build(tmp_path, rows)
+    trainer.compute_metrics = lambda prediction: result
+    with pytest.raises(TypeError, match=f"compute_metrics returned.*{type(result).__name__}"):
+        trainer.evaluate()
+
+
+def test_the_mean_loss_of_a_resumed_run_is_that_of_one_run(tmp_path, rows):
+    """With logs and checkpoints at different steps; a run that is resumed at its end does no step."""
+    options = {"num_train_epochs": 3, "logging_steps": 2, "save_strategy": "steps", "save_steps": 3}
+    options |= {"eval_strategy": "no", "load_best_model_at_end": False, "save_total_limit": None}
+    whole = build(tmp_path / "run", rows, **options)
+    output = whole.train()
+    assert output.training_loss == output.metrics["train_loss"] == whole.state.log_history[-1]["train_loss"]
+    every = build(tmp_path / "every", rows, **{**options, "logging_steps": 1})
+    every.train()
+    assert output.training_loss == pytest.approx(np.mean(losses(every)), rel=1e-6)
+    for step in (3, 6, 9):
+        resumed = build(tmp_path / "run", rows, **options)
+        again = resumed.train(str(tmp_path / "run" / f"checkpoint-{step}"))
+        assert again.training_loss == again.metrics["train_loss"] == output.training_loss, step
+
+
+def test_evaluations_without_rows_are_refused_with_the_remedy(tmp_path, rows):
+    with pytest.raises(ValueError, match=r"eval_dataset.*eval_strategy='no'"):
+        SupCLAPTrainer(builders.supclap_model(), arguments(tmp_path), rows, processing_class=processor())
+
+
+def test_a_loss_function_of_transformers_points_to_objectives(tmp_path, rows):
+    with pytest.raises(ValueError, match=r"compute_loss_func.*objective="):
+        SupCLAPTrainer(builders.supclap_model(), arguments(tmp_path), rows, rows, processor(), compute_loss_func=len)
+
+
+@pytest.mark.parametrize("name", ["save_pretrained", "config", "push_to_hub", "encode_text"])
+def test_the_module_names_the_road_to_the_model(tmp_path, rows, name):
+    trainer = build(tmp_path, rows)
+    for module in (trainer.model, trainer.accelerator.unwrap_model(trainer.model)):
+        with pytest.raises(AttributeError, match=rf"{name}.*trainer\.clap.*trainer\.save_model"):
+            getattr(module, name)
+    assert not hasattr(trainer.model, name)
+
+
+def test_among_equal_scores_the_last_checkpoint_is_the_best(tmp_path, rows, capsys):
+    options = {"num_train_epochs": 3, "metric_for_best_model": "eng_t2a_R@10", "save_total_limit": 1}
+    trainer = build(tmp_path, rows, **options)  # eight clips: always 1
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (9, 1.0)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-9"]
+    assert "3 equal evaluations" in capsys.readouterr().out
+
+    scores = iter([0.5, 0.75, 0.75, 0.25])
+    trainer = build(tmp_path / "peak", rows, num_train_epochs=4, metric_for_best_model="own", save_total_limit=None)
+    trainer.compute_metrics = lambda prediction: {"own": next(scores)}
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (9, 0.75)
+
+
+def test_drift_of_an_evaluation_does_not_depend_on_the_order_of_the_clips(tmp_path, rows):
+    """Several processes return clips in another order; groups of equal captions must stay with their clips."""
+    twins = [{**row, "captions": rows[index % 5]["captions"]} for index, row in enumerate(rows)]
+    model = builders.supclap_model()
+    trainer = SupCLAPTrainer(model, arguments(tmp_path, positives="captions"), twins, twins, processor())
+    prediction = trainer.predict(twins)
+    measure = trainer._metrics_of(IndexedRows(twins))
+    order = np.array([7, 0, 3, 11, 1, 9, 2, 10, 4, 8, 5, 6])
+    embeds = tuple(each[order] for each in prediction.predictions)
+    shuffled = EvalPrediction(predictions=embeds, label_ids=prediction.label_ids[order])
+    expected = measure(EvalPrediction(predictions=prediction.predictions, label_ids=prediction.label_ids))
+    found = measure(shuffled)
+    assert found["perpendicular_global"] == pytest.approx(expected["perpendicular_global"], abs=1e-6)
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 if __name__ == "__main__":
