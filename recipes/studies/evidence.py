@@ -142,7 +142,7 @@ def build_steps(
     steps: list[Step] = []
 
     def add(name: str, recipe: str, settings: Mapping[str, Any]) -> None:
-        seeded = add_seed(settings, seed, folder, Path(of_esc10.data_dir or "."), fold)
+        seeded = add_seed(settings, seed, Path(of_esc10.data_dir or "."), fold)
         steps.append(build_step(name, recipe, seeded, of_esc10))
 
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
@@ -157,35 +157,26 @@ def build_steps(
     return steps
 
 
-def add_seed(
-    settings: Mapping[str, Any], seed: int, recordings: Path, esc10: Path, fold: int | None = None
-) -> dict[str, Any]:
+def add_seed(settings: Mapping[str, Any], seed: int, esc10: Path, fold: int | None = None) -> dict[str, Any]:
     """Return settings with a seed, which also selects the data: the test fold of ESC-50 if `fold` is None, the seed of
     generated data, or that of the splits of a folder, if `dataset_config` contains one.
 
-    Folders of recordings for generated scenes are in the folder `recordings`. The path of background recordings is
-    relative to the folder `esc10`.
+    The path of background recordings is relative to the folder `esc10`.
     """
     config = dict(as_mapping(settings.get("dataset_config")))
     if not reads_folder(settings.get("dataset", "synthetic")) or "seed" in config:
         config["seed"] = config.get("seed", 0) + seed
-        if "recordings" in config:
-            config["recordings"] = [find_folder(recordings / name) for name in config["recordings"]]
     elif "test_fold" in config:
         config["test_fold"] = fold or seed % 4 + 1
     seeded = {**settings, "dataset_config": config, "seed": seed}
     if "background_dir" in seeded:
-        seeded["background_dir"] = find_folder(esc10 / seeded["background_dir"])
+        folder = esc10 / seeded["background_dir"]
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir"
+            )
+        seeded["background_dir"] = str(folder)
     return seeded
-
-
-def find_folder(folder: Path) -> str:
-    """Return the path of a folder in `data_dir`. Raise if it does not exist."""
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir"
-        )
-    return str(folder)
 
 
 def get_grid(study: Mapping[str, Any], arm: str) -> dict[str, list[Any]]:
