@@ -320,13 +320,14 @@ def summarize_arms(
 def compare_curves(
     pairs: Sequence[Sequence[Sequence[Point]]], column: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """Compare a score of two arms after the longest training, and at equal costs (see `summarize_arms`).
+    """Compare a score of two arms after the longest training of both, and at equal costs (see `summarize_arms`).
 
     Args:
         pairs: For each seed or fold, the runs of the arm and those of the baseline, shortest first.
         column: Score to compare. None: the score of the study.
     """
-    ends = [[get_score(runs[-1], column) for runs in pair] for pair in pairs]
+    last = min(map(len, pairs[0])) - 1
+    ends = [[get_score(runs[last], column) for runs in pair] for pair in pairs]
     differences = {"final": _as_dict(difference(*np.transpose(ends)))}
     for cost in COSTS:
         scores = []
@@ -418,7 +419,8 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
         passes = faster is not None and faster["high"] < 1
         if verdict == "holds at convergence":
             passes = gain["low"] > 0
-        if passes and not compare_scores(method["points"][-1], control["points"][-1]).is_above_zero:
+        last = min(len(method["points"]), len(control["points"])) - 1
+        if passes and not compare_scores(method["points"][last], control["points"][last]).is_above_zero:
             return f"{verdict}, explained by a control: {control['model']}"
     return verdict
 
@@ -517,8 +519,10 @@ def tabulate_measures(content: Mapping[str, Any]) -> Table:
     for column in content["measures"]:
         metric = find_metric(column)
         for arm in content["arms"].values():
-            measure = arm["measures"][column]
-            cells = [format_heading(column), arm["model"], format_interval(measure["final"], metric)]
+            measure, name = arm["measures"][column], arm["model"]
+            if len(arm["points"]) < max(len(other["points"]) for other in content["arms"].values()):
+                name += f" after {arm['points'][-1][0]['steps']:,.0f} steps"
+            cells = [format_heading(column), name, format_interval(measure["final"], metric)]
             for place in places:
                 found = measure["differences"].get(place)
                 cells.append("" if found is None else format_interval(found, metric, signed=True))

@@ -145,6 +145,17 @@ def test_arms_without_a_common_cost_are_not_compared():
     assert set(differences) == {"final", "steps", "captions"}
 
 
+def test_an_arm_with_fewer_lengths_is_compared_at_its_longest():
+    points = {
+        "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
+        "new": by_length(
+            *(runs(curve[:2], steps=(100, 200), seed=seed) for seed, curve in enumerate(shifted(0, 0.1, 0)))
+        ),
+    }
+    final = evidence.summarize_arms(points, STUDY, TUNING)["new"]["differences"]["final"]
+    assert final["mean"] == pytest.approx(0.1)
+
+
 @pytest.fixture
 def train(monkeypatch):
     """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs.
