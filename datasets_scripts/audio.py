@@ -112,6 +112,20 @@ def open_row(row: Mapping[str, Any]) -> Sound:
     return open_recording(content_of(row), name, segment)
 
 
+def find_crop(frames: int, rate_hz: int, max_seconds: float | None) -> tuple[int, int]:
+    """Return the length of a recording's crop, and the largest start of a crop, in samples.
+
+    The start is 0 if the recording is at most a hundredth longer: an encoder adds some samples to a clip of 5 s, and
+    all epochs should contain the same part of it.
+
+    >>> find_crop(220_544, 44_100, 5.0), find_crop(250_500, 44_100, 5.0), find_crop(9, 44_100, None)
+    ((220500, 0), (220500, 30000), (9, 0))
+    """
+    length = frames if max_seconds is None else min(frames, round(max_seconds * rate_hz))
+    excess = frames - length
+    return length, excess if excess > 0.01 * length else 0
+
+
 def read_row(
     row: Mapping[str, Any],
     sampling_rate_hz: int,
@@ -148,9 +162,9 @@ def read_row(
     """
     name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
     recording = open_row(row)
-    frames, rate_hz = recording.frames, recording.rate_hz
-    length = frames if max_seconds is None else min(frames, round(max_seconds * rate_hz))
-    part = recording.read_mono(round(crop_position * (frames - length)), length)
+    rate_hz = recording.rate_hz
+    length, last_start = find_crop(recording.frames, rate_hz, max_seconds)
+    part = recording.read_mono(round(crop_position * last_start), length)
     if not part.any():
         whole = recording.read_mono(0, None)
         if not whole.any():

@@ -227,7 +227,8 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
     """Read all validation and test recordings before training, and raise for the first unusable one.
 
     Recordings shorter than `min_seconds` are unusable unless `args.pad_short_clips` is set. If `args.on_bad_audio` is
-    "skip" or "report", this function does nothing, because `filter_bad_audio` removes unusable recordings instead.
+    "skip" or "report", this function does nothing, because `filter_bad_audio` removes unusable recordings instead. In
+    the folder `args.feature_cache`, a file lists the recordings that were read, so that further runs need not.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
@@ -235,11 +236,12 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
     if args.on_bad_audio != "error":
         return
     min_seconds = 0.0 if args.pad_short_clips else min_seconds
+    memo = None if args.feature_cache is None else Path(args.feature_cache, "checked.json")
     for name in ("validation", "test"):
         bad = []
         with args.main_process_first(local=False, desc=f"reading the recordings of the {name} split"):
             if name in splits and is_first_process():
-                bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers), min_seconds)
+                bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers), min_seconds, memo)
         if bad:
             raise BadAudioError(
                 f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, first that of clip "

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from modeling_supclap.datasets_scripts.audio import open_row, read_row, to_int16
+from modeling_supclap.datasets_scripts.audio import find_crop, open_row, read_row, to_int16
 from modeling_supclap.datasets_scripts.schema import (
     EXPECTED_COUNT,
     SAMPLING,
@@ -211,12 +211,9 @@ class ContrastiveCollator:
         return {is_whole: hash_of(self._front_end, recording, part) for is_whole, part in parts.items()}
 
     def _is_whole(self, row: Row) -> bool:
-        """Return whether a recording is within the maximum duration, so that each epoch contains all of it."""
-        most = self.max_audio_seconds
-        if most is None:
-            return True
+        """Return whether each epoch contains the same part of a recording, because it is not cropped at random."""
         recording = open_row(row)
-        return recording.frames <= round(most * recording.rate_hz)
+        return find_crop(recording.frames, recording.rate_hz, self.max_audio_seconds)[1] == 0
 
     def _extract(self, clip: np.ndarray) -> Features:
         """Compute the features of a clip, or its samples for `gives_samples`: as int16 if the conversion is exact."""

@@ -33,7 +33,8 @@ TUNING_SEED = 1000
 SHARE, RATIO = MetricName("share"), MetricName("ratio", percent=False, digits=2)
 
 Point = dict[str, Any]
-"""One run: "seed", "validation" score, test "scores" by column, their mean "score", and the costs in `COSTS`."""
+"""One run: "seed", "validation" score, test "scores" by column, mean "score" of the study's columns, and the costs in
+`COSTS`. In a study with folds: "fold", the means over the seeds, and "runs", the point of each seed."""
 
 TuningScore = dict[str, Any]
 """One run of the tuning: "settings" of the grid, and "validation" score; None if the training diverged."""
@@ -53,7 +54,8 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
         raise ValueError(f"seeds is {seeds}; an interval over seeds requires at least two, and evidence at least five")
     if TUNING_SEED in seeds:
         raise ValueError(f"seeds is {seeds}, but {TUNING_SEED} is the seed of the tuning; choose other seeds")
-    varied = sorted(as_mapping(args.settings).keys() & {*study["grid"], "num_train_epochs", "max_steps"})
+    tuned = set[str]().union(*(get_grid(study, arm) for arm in study["arms"]))
+    varied = sorted(as_mapping(args.settings).keys() & {*tuned, "num_train_epochs", "max_steps"})
     if varied:
         raise ValueError(f"settings has {', '.join(varied)}, which {name} sets in each run; leave it out")
 
@@ -61,10 +63,11 @@ def check_study(name: str, study: Mapping[str, Any], args: ReproductionArguments
     arms = [arm for arm in study["arms"] if not args.rows or arm in (baseline, *args.rows)]
     rows = []
     for arm, doubling in itertools.product(arms, range(study["doublings"] + 1)):
-        settings = {key: values[0] for key, values in study["grid"].items()}
+        settings = {key: values[0] for key, values in get_grid(study, arm).items()}
         settings["num_train_epochs"] = study["num_train_epochs"] * 2**doubling
         try:
-            runs = [build_steps(arm, study, settings, seed, args) for seed in seeds]
+            pairs = itertools.product(study.get("folds", [None]), seeds)
+            runs = [build_steps(arm, study, settings, seed, args, fold) for fold, seed in pairs]
         except FileNotFoundError as error:
             if not args.dry_run:
                 raise
@@ -89,7 +92,8 @@ def run_study(name: str, study: Mapping[str, Any], arms: Sequence[str], args: Re
         Path of the Markdown file. A JSON file with each run and a PNG file with the learning curves are beside it.
     """
     baseline, stem = next(iter(study["arms"])), get_stem(name, args)
-    content = {key: study[key] for key in ("title", "claim", "method", "columns")}
+    kept = ("title", "claim", "method", "columns", "measures", "folds")
+    content = {key: study[key] for key in kept if key in study}
     content |= {"study": name, "seeds": list(args.seeds), "settings": as_mapping(args.settings)}
     tuning = {arm: tune(arm, study, args) for arm in arms}
     points: dict[str, list[list[Point]]] = {arm: [] for arm in arms}  # one list of runs per number of epochs
@@ -97,8 +101,7 @@ def run_study(name: str, study: Mapping[str, Any], arms: Sequence[str], args: Re
         epochs = study["num_train_epochs"] * 2**doubling
         for arm in arms:
             settings = find_best(tuning[arm]) | {"num_train_epochs": epochs}
-            runs = [build_steps(arm, study, settings, seed, args) for seed in args.seeds]
-            points[arm].append([run_and_read(steps, study["columns"]) for steps in runs])
+            points[arm].append(run_arm(arm, study, settings, args.seeds, args))
 
         means = [average(of_epochs, "validation") for of_epochs in points[baseline]]
         converged = len(means) > 1 and means[-1] - means[-2] < CONVERGED_GAIN
@@ -122,19 +125,24 @@ def write_study(content: Mapping[str, Any], stem: Path) -> None:
 
 
 def build_steps(
-    arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seed: int, args: ReproductionArguments
+    arm: str,
+    study: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    seed: int,
+    args: ReproductionArguments,
+    fold: int | None = None,
 ) -> list[Step]:
     """List the steps of one run: train the initial model, train the arm, and evaluate it.
 
-    Post-training continues the initial model; training uses its encoders. The data of each step depend on the seed (see
-    `add_seed`).
+    Post-training continues the initial model; training uses its encoders. The data of each step depend on the seed, or
+    on the fold (see `add_seed`).
     """
     folder = Path(args.data_dir or ".")
     of_esc10 = replace(args, data_dir=str(folder / "esc10")) if (folder / "esc10").is_dir() else args
     steps: list[Step] = []
 
     def add(name: str, recipe: str, settings: Mapping[str, Any]) -> None:
-        seeded = add_seed(settings, seed, folder, Path(of_esc10.data_dir or "."))
+        seeded = add_seed(settings, seed, Path(of_esc10.data_dir or "."), fold)
         steps.append(build_step(name, recipe, seeded, of_esc10))
 
     merged = read_settings(CONFIGS / study["base"]) | study["arms"][arm].get("settings", {})
@@ -149,54 +157,68 @@ def build_steps(
     return steps
 
 
-def add_seed(settings: Mapping[str, Any], seed: int, recordings: Path, esc10: Path) -> dict[str, Any]:
-    """Return settings with a seed, which also selects the data: the test fold of ESC-50, or the seed of generated data.
+def add_seed(settings: Mapping[str, Any], seed: int, esc10: Path, fold: int | None = None) -> dict[str, Any]:
+    """Return settings with a seed, which also selects the data: the test fold of ESC-50 if `fold` is None, the seed of
+    generated data, or that of the splits of a folder, if `dataset_config` contains one.
 
-    Folders of recordings for generated scenes are in the folder `recordings`. The path of background recordings is
-    relative to the folder `esc10`.
+    The path of background recordings is relative to the folder `esc10`.
     """
     config = dict(as_mapping(settings.get("dataset_config")))
-    if not reads_folder(settings.get("dataset", "synthetic")):
+    if not reads_folder(settings.get("dataset", "synthetic")) or "seed" in config:
         config["seed"] = config.get("seed", 0) + seed
-        if "recordings" in config:
-            config["recordings"] = [find_folder(recordings / name) for name in config["recordings"]]
     elif "test_fold" in config:
-        config["test_fold"] = seed % 4 + 1
+        config["test_fold"] = fold or seed % 4 + 1
     seeded = {**settings, "dataset_config": config, "seed": seed}
     if "background_dir" in seeded:
-        seeded["background_dir"] = find_folder(esc10 / seeded["background_dir"])
+        folder = esc10 / seeded["background_dir"]
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir"
+            )
+        seeded["background_dir"] = str(folder)
     return seeded
 
 
-def find_folder(folder: Path) -> str:
-    """Return the path of a folder in `data_dir`. Raise if it does not exist."""
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"folder {folder} of recordings does not exist; pass its parent folder with --data_dir"
-        )
-    return str(folder)
+def get_grid(study: Mapping[str, Any], arm: str) -> dict[str, list[Any]]:
+    """Return the settings to tune with their values: those of all arms, and those of this arm."""
+    return {**study["grid"], **study["arms"][arm].get("grid", {})}
+
+
+def run_arm(
+    arm: str, study: Mapping[str, Any], settings: Mapping[str, Any], seeds: Sequence[int], args: ReproductionArguments
+) -> list[Point]:
+    """Run an arm, and return one point for each seed, or for each test fold of a study with folds."""
+    points = []
+    for fold in study.get("folds", [None]):
+        runs = [run_and_read(build_steps(arm, study, settings, seed, args, fold), study) for seed in seeds]
+        if fold is None:
+            return runs
+        means = {key: average(runs, key) for key in ("validation", "score", *COSTS)}
+        scores = {column: float(np.mean([run["scores"][column] for run in runs])) for column in runs[0]["scores"]}
+        points.append({"fold": fold, **means, "scores": scores, "runs": runs})
+    return points
 
 
 def tune(arm: str, study: Mapping[str, Any], args: ReproductionArguments) -> list[TuningScore]:
-    """Return the validation scores of all settings of the grid. All arms have the same grid, epochs and seed.
+    """Return the validation scores of all settings of the grid. All arms have the same epochs and seed.
 
-    The score of diverging settings is None: their loss or weights are not finite. Raises FloatingPointError if all
-    settings diverge.
+    The score is the mean of the folds, if the study has some. The score of diverging settings is None: their loss or
+    weights are not finite. Raises FloatingPointError if all settings diverge.
     """
     tuning: list[TuningScore] = []
-    for values in itertools.product(*study["grid"].values()):
-        settings = dict(zip(study["grid"], values, strict=True))
+    grid = get_grid(study, arm)
+    for values in itertools.product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
         epochs = {"num_train_epochs": study["tuning_epochs"]}
-        steps = build_steps(arm, study, settings | epochs, TUNING_SEED, args)
         score = None
         try:
-            score = run_and_read(steps, study["columns"])["validation"]
+            score = average(run_arm(arm, study, settings | epochs, [TUNING_SEED], args), "validation")
             say(f"{arm}: validation score {score:.3f} with {settings}")
         except FloatingPointError as error:
             say(f"{arm}: {settings} is left out, because training diverged: {error}")
         tuning.append({"settings": settings, "validation": score})
     if all(run["validation"] is None for run in tuning):
-        raise FloatingPointError(f"{arm} diverges with all settings {study['grid']}; lower the learning rates")
+        raise FloatingPointError(f"{arm} diverges with all settings {grid}; lower the learning rates")
     return tuning
 
 
@@ -222,19 +244,21 @@ def describe_edges(tuning: Sequence[TuningScore]) -> str:
     return f"{' and '.join(edges)} {'is' if len(edges) == 1 else 'are'} at the edge of the grid"
 
 
-def run_and_read(steps: Sequence[Step], columns: Sequence[str]) -> Point:
+def run_and_read(steps: Sequence[Step], study: Mapping[str, Any]) -> Point:
     """Run the unfinished steps of a run, and read its scores and costs."""
     for step in steps:
         run_step(step)
     results, log = load_run(steps)
-    scores = {column: get_value(results, log, column.split()) for column in columns}
+    scores: dict[str, Any] = {}
+    for column in (*study["columns"], *study.get("measures", ())):
+        scores[column] = get_value(results, log, column.split())
     (validation,) = results.content["training"]["best_validation"].values()
     cost = get_cost([(results, log)])
     return {
         "seed": steps[-1].settings["seed"],
         "validation": validation,
         "scores": scores,
-        "score": float(np.mean(list(scores.values()))),
+        "score": float(np.mean([scores[column] for column in study["columns"]])),
         **{key: cost[key] for key in COSTS},
     }
 
@@ -258,6 +282,8 @@ def summarize_arms(
         - "differences" (not for the baseline): Test score minus that of the baseline, with its interval. "final" is
           after the longest training. "steps", "captions" and "seconds" are at equal cost, the largest cost that both
           arms have reached. A cost is missing if the shortest run of an arm costs more.
+        - "measures": `{column: measure}` for the other scores of the study. A measure is a dict with "final", its mean
+          with its interval after the longest training, and "differences", as above.
     """
     first = next(iter(points))
     is_share = all(find_metric(column).percent for column in study["columns"])
@@ -281,16 +307,41 @@ def summarize_arms(
                 about["to_90"][cost] = {key: float(np.exp(value)) for key, value in interval.items()}
 
         if arm != first:
-            about["differences"] = {"final": _as_dict(compare_scores(of_arm[-1], points[first][-1]))}
-            for cost in COSTS:
-                scores = []
-                for pair in pairs:
-                    common = min(runs[-1][cost] for runs in pair)
-                    scores.append([score_at(runs, cost, common) for runs in pair])
-                if np.isfinite(scores).all():
-                    about["differences"][cost] = _as_dict(difference(*np.transpose(scores)))
+            about["differences"] = compare_curves(pairs)
+        for column in study.get("measures", ()):
+            is_percent = find_metric(column).percent
+            final = summarize([get_score(run, column) for run in of_arm[-1]], is_share=is_percent)
+            measure = {"final": _as_dict(final), "differences": {} if arm == first else compare_curves(pairs, column)}
+            about.setdefault("measures", {})[column] = measure
         summary[arm] = about
     return summary
+
+
+def compare_curves(
+    pairs: Sequence[Sequence[Sequence[Point]]], column: str | None = None
+) -> dict[str, dict[str, float]]:
+    """Compare a score of two arms after the longest training of both, and at equal costs (see `summarize_arms`).
+
+    Args:
+        pairs: For each seed or fold, the runs of the arm and those of the baseline, shortest first.
+        column: Score to compare. None: the score of the study.
+    """
+    last = min(map(len, pairs[0])) - 1
+    ends = [[get_score(runs[last], column) for runs in pair] for pair in pairs]
+    differences = {"final": _as_dict(difference(*np.transpose(ends)))}
+    for cost in COSTS:
+        scores = []
+        for pair in pairs:
+            common = min(runs[-1][cost] for runs in pair)
+            scores.append([score_at(runs, cost, common, column) for runs in pair])
+        if np.isfinite(scores).all():
+            differences[cost] = _as_dict(difference(*np.transpose(scores)))
+    return differences
+
+
+def get_score(run: Point, column: str | None) -> float:
+    """Return a test score of a run, or that of the study if `column` is None."""
+    return float(run["score"] if column is None else run["scores"][column])
 
 
 def compare_scores(runs: Sequence[Point], others: Sequence[Point]) -> Difference:
@@ -303,12 +354,12 @@ def _as_dict(cell: Cell) -> dict[str, float]:
     return {"mean": cell.value, "low": cell.interval[0], "high": cell.interval[1]}
 
 
-def score_at(runs: Sequence[Point], cost: str, value: float) -> float:
-    """Return the test score at a cost, by linear interpolation over the logarithm of the cost.
+def score_at(runs: Sequence[Point], cost: str, value: float, column: str | None = None) -> float:
+    """Return a test score (see `get_score`) at a cost, by linear interpolation over the logarithm of the cost.
 
     The score is NaN if the shortest run costs more.
     """
-    costs, scores = [run[cost] for run in runs], [run["score"] for run in runs]
+    costs, scores = [run[cost] for run in runs], [get_score(run, column) for run in runs]
     return float(np.interp(np.log(value), np.log(costs), scores, left=np.nan))
 
 
@@ -368,7 +419,8 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
         passes = faster is not None and faster["high"] < 1
         if verdict == "holds at convergence":
             passes = gain["low"] > 0
-        if passes and not compare_scores(method["points"][-1], control["points"][-1]).is_above_zero:
+        last = min(len(method["points"]), len(control["points"])) - 1
+        if passes and not compare_scores(method["points"][last], control["points"][last]).is_above_zero:
             return f"{verdict}, explained by a control: {control['model']}"
     return verdict
 
@@ -436,12 +488,16 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
     if "converge" not in verdict:
         verdict += " The baseline has converged." if content["converged"] else " The baseline has not converged."
     columns = ", ".join(map(format_heading, content["columns"]))
+    units = f"over the seeds {', '.join(map(str, content['seeds']))}"
+    if "folds" in content:
+        units = f"over the test folds {', '.join(map(str, content['folds']))}, after averaging {count} seeds in each"
+    pairing = "fold" if "folds" in content else "seed"
     elsewhere = " Arms without seconds were trained on another machine, or one of their runs has no valid time."
     if all(has_cost(arm, "seconds") for arm in arms):
         elsewhere = ""
     caption = (
-        f"Test score in percent, the mean of {columns}: mean and 95 % t-interval over the seeds "
-        f"{', '.join(map(str, content['seeds']))}. Differences to the first arm are paired by seed. "
+        f"Test score in percent, the mean of {columns}: mean and 95 % t-interval {units}. "
+        f"Differences to the first arm are paired by {pairing}. "
         f"Seconds are processor time.{elsewhere}{' ' + note_few_seeds(count) if count < 5 else ''}"
     )
     parts = [
@@ -449,10 +505,29 @@ def render_study(content: Mapping[str, Any], figure: str) -> str:
         f"Claim: {content['claim']}",
         verdict,
         Table([heading, *(list(line.values()) for line in lines)], caption=caption).to_markdown(),
+        *([tabulate_measures(content).to_markdown()] if "measures" in content else []),
         f"![Learning curves]({figure})",
         "Settings chosen on validation:\n" + "\n".join(tuned),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def tabulate_measures(content: Mapping[str, Any]) -> Table:
+    """Return a table of the other scores of a study, with one line for each score and arm."""
+    places = {"final": "difference at the end", "captions": "at equal captions", "seconds": "at equal seconds"}
+    lines = [["measure", "arm", "at the end", *places.values()]]
+    for column in content["measures"]:
+        metric = find_metric(column)
+        for arm in content["arms"].values():
+            measure, name = arm["measures"][column], arm["model"]
+            if len(arm["points"]) < max(len(other["points"]) for other in content["arms"].values()):
+                name += f" after {arm['points'][-1][0]['steps']:,.0f} steps"
+            cells = [format_heading(column), name, format_interval(measure["final"], metric)]
+            for place in places:
+                found = measure["differences"].get(place)
+                cells.append("" if found is None else format_interval(found, metric, signed=True))
+            lines.append(cells)
+    return Table(lines, caption="Other scores of the same runs, with the same intervals. They have no verdict.")
 
 
 def describe_arm(arm: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:

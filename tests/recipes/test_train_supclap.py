@@ -25,7 +25,7 @@ from recordings import esc50_folder, tone_rows
 from transformers import TrainerState
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts import bad_audio, load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.overlap.trained_sources import load_trained_sources, save_trained_sources
@@ -180,6 +180,18 @@ def test_a_bad_recording_of_an_evaluation_ends_a_run_before_its_training(tmp_pat
     require_usable_audio({"train": rows, split: rows[::2]}, args)  # the trainer checks its own recordings
     with pytest.raises(BadAudioError, match=rf"{split}.*'clip1'"):
         require_usable_audio({split: rows}, args)
+
+
+def test_runs_that_share_features_read_the_recordings_of_evaluations_once(tmp_path, monkeypatch):
+    rows, names, check = tone_rows(tmp_path, 3), [], bad_audio.check_recording
+    monkeypatch.setattr(bad_audio, "check_recording", lambda *args: names.append(args[1]) or check(*args))
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), feature_cache=str(tmp_path / "features"), use_cpu=True)
+    for _ in range(2):
+        require_usable_audio({"validation": rows[:1], "test": rows[1:]}, args)
+    assert len(names) == 3
+    (tmp_path / "tone_2.wav").write_bytes(b"junk")
+    with pytest.raises(BadAudioError, match="'clip2'"):
+        require_usable_audio({"validation": rows[:1], "test": rows[1:]}, args)
 
 
 @pytest.mark.parametrize("recipe", [train_supclap, posttrain_teminal])

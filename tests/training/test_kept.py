@@ -340,6 +340,21 @@ def test_crops_are_kept_only_at_the_beginning(tmp_path, reads):
     assert beginning.shape[2] < whole.shape[2]
 
 
+def test_a_clip_that_is_a_few_samples_too_long_is_the_same_in_each_epoch(tmp_path, reads):
+    """Vorbis files of 5 s have 44 samples more; a random crop of them was another recording in each epoch."""
+    row = {**IndexedRows(tone_rows(tmp_path, 1))[0], "clip_id": "a"}
+    soundfile.write(row["audio_path"], builders.noise(16_160), 16_000)
+    crop = {"max_audio_seconds": 1.0}
+    first = features(TrainingCollator, row, tmp_path, **crop, seed=1)
+    assert torch.equal(features(TrainingCollator, row, tmp_path, **crop, seed=2), first)
+    assert torch.equal(features(EvaluationCollator, row, tmp_path, **crop), first)
+    assert len(reads) == 1
+
+    soundfile.write(row["audio_path"], builders.noise(16_161), 16_000)
+    crops = [features(TrainingCollator, row, tmp_path, **crop, seed=seed) for seed in (1, 2)]
+    assert not torch.equal(crops[0], crops[1])
+
+
 def test_padded_clips_are_kept_apart(tmp_path):
     row = {**IndexedRows(tone_rows(tmp_path, 1))[0]}
     soundfile.write(row["audio_path"], builders.noise(800), 16_000)

@@ -145,6 +145,17 @@ def test_arms_without_a_common_cost_are_not_compared():
     assert set(differences) == {"final", "steps", "captions"}
 
 
+def test_an_arm_with_fewer_lengths_is_compared_at_its_longest():
+    points = {
+        "base": by_length(*(runs(curve, seed=seed) for seed, curve in enumerate(BASE))),
+        "new": by_length(
+            *(runs(curve[:2], steps=(100, 200), seed=seed) for seed, curve in enumerate(shifted(0, 0.1, 0)))
+        ),
+    }
+    final = evidence.summarize_arms(points, STUDY, TUNING)["new"]["differences"]["final"]
+    assert final["mean"] == pytest.approx(0.1)
+
+
 @pytest.fixture
 def train(monkeypatch):
     """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs.
@@ -210,6 +221,56 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert not train  # finished runs are not repeated
 
 
+def test_folds_are_units_of_a_study_and_measures_have_no_verdict(monkeypatch, tmp_path):
+    """Fold f has f times the gain of fold 1, the seeds of a fold are averaged, and only one arm tunes svr_alpha."""
+
+    def train_fold(settings):
+        fold, seed = settings["dataset_config"]["test_fold"], settings["seed"]
+        gain = 0.0 if settings["svr"] == "none" else 0.01 * fold + 0.01 * settings["svr_alpha"]
+        value = 0.5 + gain + 0.02 * (seed % 3)
+        steps = 10 * settings["num_train_epochs"]
+        training = {"steps": steps, "captions": steps, "seconds": 1.0, "process_seconds": 1.0 * steps}
+        training["best_validation"] = {"eval_mean_recall": value}
+        scores = {"zero_shot": {"eng": {"run": {"top1": score(value, None, 0.1)}}}}
+        scores["retrieval"] = {"eng": {"a2t": {"R@1": score(value - 0.2, None, 0.1)}}}
+        return Results({"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": training})
+
+    calls = fake_training(monkeypatch, train_fold)
+    study = {**STUDIES["evidence/svr_whisper"], "measures": ["retrieval eng a2t R@1"]}
+    args = ReproductionArguments(output_dir=str(tmp_path), seeds=[0, 1], data_dir=str(tmp_path))
+    path = evidence.run_study("evidence/svr_whisper", study, ["infonce", "bi_dynamic"], args)
+
+    tuned = [settings for settings in calls if settings["seed"] == evidence.TUNING_SEED]
+    assert [settings["dataset_config"]["test_fold"] for settings in tuned] == [1, 2, 3, 4] * 6  # 2 rates; 2 rates x 2
+    assert {settings["svr_alpha"] for settings in tuned if settings["svr"] != "none"} == {0.25, 1.0}
+    reported = [settings for settings in calls if settings["seed"] != evidence.TUNING_SEED]
+    assert {settings["svr_alpha"] for settings in reported} == {1.0}
+    assert len(reported) == 2 * 2 * 4 * 2  # lengths, arms, folds, seeds
+
+    content = json.loads(path.with_suffix(".json").read_text())
+    baseline, method = content["arms"]["infonce"], content["arms"]["bi_dynamic"]
+    assert [point["fold"] for point in baseline["points"][-1]] == [1, 2, 3, 4]
+    assert [point["score"] for point in baseline["points"][-1]] == pytest.approx([0.51] * 4)
+    assert [run["seed"] for run in baseline["points"][-1][0]["runs"]] == [0, 1]
+    gains = np.array([0.01, 0.02, 0.03, 0.04]) + 0.01
+    low, high = stats.t.interval(0.95, 3, gains.mean(), stats.sem(gains))
+    expected = pytest.approx({"mean": gains.mean(), "low": low, "high": high})
+    assert method["differences"]["final"] == expected
+    assert method["measures"]["retrieval eng a2t R@1"]["differences"]["captions"] == expected
+    assert baseline["measures"]["retrieval eng a2t R@1"]["final"]["mean"] == pytest.approx(0.31)
+
+    text = path.read_text()
+    assert "t-interval over the test folds 1, 2, 3, 4, after averaging 2 seeds in each" in text
+    assert "| audio to text R@1 | InfoNCE | 31.0 (31.0 to 31.0) |  |  |  |" in text
+    assert "| audio to text R@1 | bi-DynamicSVR | 34.5 (32.4 to 36.6) | +3.5 (+1.4 to +5.6) |" in text
+
+
+def test_a_seed_draws_the_splits_of_a_folder(tmp_path):
+    args = ReproductionArguments(output_dir=str(tmp_path), data_dir=str(tmp_path))
+    (step,) = evidence.build_steps("kcl", STUDIES["evidence/languages_whisper"], {}, 3, args)
+    assert step.settings["dataset_config"]["seed"] == step.settings["seed"] == 3
+
+
 def test_each_arm_has_its_own_folder_wherever_the_runs_are(tmp_path):
     study, args = STUDIES["evidence/temporal"], ReproductionArguments(output_dir=str(tmp_path))
     folders = set()
@@ -268,7 +329,8 @@ def test_missing_inputs_of_any_study_are_named_before_the_first_run(train, tmp_p
 def test_a_folder_of_esc10_is_complete_if_the_recordings_in_its_table_exist(tmp_path, capsys):
     folder = esc50_folder(tmp_path / "esc10", count=12, num_folds=4)
     args = ReproductionArguments(data_dir=str(folder), output_dir=str(tmp_path), rows=["bi_dynamic"])
-    name, study = "evidence/svr_esc10", STUDIES["evidence/svr_esc10"]
+    name = "evidence/svr_whisper"
+    study = {**STUDIES[name], "base": "evidence/esc10.yaml", "folds": [1]}  # encoders that need no download
     assert evidence.check_study(name, study, args) == ["infonce", "bi_dynamic"]
 
     evidence.check_study(name, study, replace(args, dry_run=True))
@@ -308,13 +370,8 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
     data_dir.mkdir()
     args = ReproductionArguments(output_dir=str(tmp_path), data_dir=str(data_dir))
     assert len(args.seeds) >= 5
-    if name == "evidence/svr_recordings":
-        with pytest.raises(FileNotFoundError, match=r"esc10.*--data_dir"):
-            evidence.build_steps("infonce", study, {}, 3, args)
-        for folder in ("esc10", "fsdd", "samples"):
-            (data_dir / folder).mkdir()
     if name == "evidence/augmentation":
-        with pytest.raises(FileNotFoundError, match="samples"):
+        with pytest.raises(FileNotFoundError, match=r"samples.*--data_dir"):
             evidence.build_steps("background", study, {}, 3, args)
         (tmp_path / "samples").mkdir()
     for arm in study["arms"]:
@@ -322,7 +379,7 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
         for step in steps:
             parse_arguments(RECIPES[step.recipe].options, [], settings=step.settings)
             config = step.settings["dataset_config"]
-            value = config["seed"] if step.settings["dataset"] == "scenes" else config["test_fold"] - 1
+            value = config["seed"] if "seed" in config else config["test_fold"] - 1
             assert value == (10_003 if name == "evidence/svr_trained" and step is steps[0] else 3)
         expected = [str(step.folder) for step in steps[:-1]]
         if name == "evidence/svr_trained":
@@ -335,20 +392,18 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
 
 
 def test_one_data_folder_serves_all_studies(tmp_path):
-    for folder in ("esc10", "fsdd", "samples"):
+    for folder in ("esc10", "samples"):
         (tmp_path / folder).mkdir()
     of_parent, of_esc10 = (
         ReproductionArguments(output_dir=str(tmp_path), data_dir=str(folder))
         for folder in (tmp_path, tmp_path / "esc10")
     )
-    for name in ("evidence/svr_esc10", "evidence/augmentation", "evidence/temporal"):
+    for name in ("evidence/svr_whisper", "evidence/augmentation", "evidence/temporal"):
         arms = STUDIES[name]["arms"]
         steps = [
             [evidence.build_steps(arm, STUDIES[name], {}, 0, args) for arm in arms] for args in (of_parent, of_esc10)
         ]
         assert steps[0] == steps[1]  # the same settings and run folders
-    (step,) = evidence.build_steps("infonce", STUDIES["evidence/svr_recordings"], {}, 0, of_parent)
-    assert step.settings["dataset_config"]["recordings"][0] == str(tmp_path / "esc10")
 
 
 def test_unsuitable_seeds_are_named(tmp_path):
