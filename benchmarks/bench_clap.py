@@ -246,7 +246,8 @@ def compare(folder: Path, task: str, short: int, long: int, epochs: int, rounds:
 
 def to_rows(what: str, unit: str, found: dict[str, list[list[float]]], column: int, bound: str) -> list[Row]:
     """Return a row of our value, and a row of ours divided by that of sentence-transformers."""
-    ours, theirs = ([numbers[column] for numbers in found[program]] for program in ("ours", "sentence"))
+    ours = [numbers[column] for numbers in found["ours"]]
+    theirs = [numbers[column] for numbers in found["sentence"]]
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
     return [
         Row("clap", f"{what}: ours", min(ours), statistics.median(ours), unit=unit),

@@ -435,7 +435,7 @@ def write_table(rows: Sequence[Row], folder: str) -> None:
     def fold_of(step: Step) -> Any:
         return step.settings.get("test_fold", step.settings.get("test_group"))
 
-    folds = {fold_of(run[-1]) for row in rows for run in row.runs}
+    folds = {fold_of(run[-1]) for run in itertools.chain.from_iterable(row.runs for row in rows)}
     tables: dict[str, dict[str, dict[Any, Results]]] = {}
     for row in rows:
         loaded: dict[Any, Results] = {}

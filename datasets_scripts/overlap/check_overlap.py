@@ -129,14 +129,15 @@ def _report(
     copies: Sequence[dict[str, Any]],
     shared_sources: Mapping[str, Any],
 ) -> dict[str, Any]:
+    not_compared = []
+    for clips, computed in sets:
+        not_compared.append([clip for clip, found in zip(clips, computed, strict=True) if found is None])
     return {
         "sets": [{"name": name, "clips": sum(map(len, splits.values()))} for name, splits in loaded.items()],
         "threshold": THRESHOLD,
         "shared_sources": shared_sources,
         "copies": copies,
-        "not_compared": [
-            [clip for clip, computed in zip(*of_set, strict=True) if computed is None] for of_set in sets
-        ],
+        "not_compared": not_compared,
     }
 
 

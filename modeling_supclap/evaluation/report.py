@@ -280,7 +280,8 @@ def _table(
             values.append(choose(published[language, column], default=None))
         if any(values):
             lines.append(Line("best", f"best in papers, {OF_PAPERS.get(language, language)}", values))
-    units = list_units((score.units, score.unit) for scores in rows.values() for score in scores.values())
+    all_scores = itertools.chain.from_iterable(scores.values() for scores in rows.values())
+    units = list_units((score.units, score.unit) for score in all_scores)
     return Table(columns, lines, {title: list(section.values()) for title, section in sections.items()}, units)
 
 

@@ -194,7 +194,9 @@ def run_arm(
         if fold is None:
             return runs
         means = {key: average(runs, key) for key in ("validation", "score", *COSTS)}
-        scores = {column: float(np.mean([run["scores"][column] for run in runs])) for column in runs[0]["scores"]}
+        scores = {}
+        for column in runs[0]["scores"]:
+            scores[column] = float(np.mean([run["scores"][column] for run in runs]))
         points.append({"fold": fold, **means, "scores": scores, "runs": runs})
     return points
 
