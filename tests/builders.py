@@ -36,7 +36,7 @@ from modeling_supclap import (
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 
 RATE_HZ = 16000
-CED_SIZES = {
+CED_SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"embed_dim": 192, "num_heads": 3},
     "mini": {"embed_dim": 256, "num_heads": 4},
     "small": {"embed_dim": 384, "num_heads": 6},

@@ -240,7 +240,7 @@ def audio_folder(folder: Path, count: int = 10) -> Made:
 
 def esc50(folder: Path) -> Made:
     """ESC-50: three folds of two classes with two recordings each."""
-    clips = []
+    clips: list[ESC50Clip] = []
     for fold, label, recording in itertools.product((1, 2, 3), ("dog", "rain"), (0, 1)):
         stem = f"{fold}-{label}-{recording}"
         clips.append(ESC50Clip(stem, fold, label, stem, builders.tone(300.0 + len(clips), 800)))

@@ -20,7 +20,8 @@ from recordings import encode_with_ffmpeg
 from modeling_supclap import waveform as waveforms
 from modeling_supclap.datasets_scripts import decoders, ffmpeg
 from modeling_supclap.datasets_scripts.audio import header_seconds, read_audio
-from modeling_supclap.datasets_scripts.decoders import BadAudioError, MissingDecoderError, open_recording
+from modeling_supclap.datasets_scripts.decoders import MissingDecoderError, open_recording
+from modeling_supclap.waveform import BadAudioError
 
 RATE_HZ = 16_000
 

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import reference
@@ -107,7 +107,7 @@ def test_the_whole_loss_equals_the_loops(base: str, groups: list[int] | None, is
     """[SupCLAP eq. 9]: L_orig + alpha L_svr + beta L_cons, the last two in one direction or in both."""
     texts, audios = related_pair()
     ids = None if groups is None else torch.tensor(groups)
-    options = {**BASES[base], "similarity": "dot", "group_ids": ids}
+    options: dict[str, Any] = {**BASES[base], "similarity": "dot", "group_ids": ids}
     if base == "siglip":
         options["original"] = torch.tensor(reference.sigmoid_loss(audios, texts, SCALE, -9.0, groups))
     loss, parts = supclap_loss(
@@ -310,7 +310,7 @@ def test_pairs_closer_than_the_root_of_epsilon_have_no_direction(
     )
     torch.testing.assert_close(near, plain)
     far, _ = related_pair(4, 16, 10 * torch.finfo(dtype).eps ** 0.5)
-    gradients = []
+    gradients: list[torch.Tensor] = []
     for radius in (0.5, 0.0):
         moved = far.to(dtype).requires_grad_()
         gradients += torch.autograd.grad(support_vector_loss(moved, audios, radius, SCALE, similarity), moved)
@@ -579,7 +579,7 @@ def test_a_pair_without_direction_has_the_gradient_of_info_nce(similarity: Simil
     """A support vector of a nearly equal pair is its anchor: a radius divided by the distance would be enormous."""
     anchors = unit_rows(5, 7)
     targets = F.normalize(anchors + 10.0**exponent * unit_rows(5, 7, seed=1), dim=-1)
-    gradients = []
+    gradients: list[torch.Tensor] = []
     for loss in (info_nce, partial(support_vector_loss, radius=0.5, similarity=similarity)):
         moving = anchors.clone().requires_grad_()
         total = loss(moving, targets, logit_scale=SCALE)
