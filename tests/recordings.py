@@ -88,7 +88,7 @@ def encode_with_ffmpeg(
     encoded = io.BytesIO()
     layout = layout or {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[len(samples)]
     with av.open(encoded, "w", format=form, options=options) as container:
-        stream = container.add_stream(codec, rate=rate_hz, layout=layout)
+        stream: Any = container.add_stream(codec, rate=rate_hz, layout=layout)
         if codec.startswith("wma"):
             stream.bit_rate = 128_000
         frame = av.AudioFrame.from_ndarray(

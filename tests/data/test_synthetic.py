@@ -9,7 +9,6 @@ import soundfile
 from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts.builders.folder import SPLITS
 from modeling_supclap.datasets_scripts.builders.synthetic import (
     DESCRIPTIONS,
     SOUNDS,
@@ -18,6 +17,7 @@ from modeling_supclap.datasets_scripts.builders.synthetic import (
     describe,
     render_clip,
 )
+from modeling_supclap.datasets_scripts.splits import SPLITS
 from modeling_supclap.languages import LANGUAGES
 
 RATE_HZ = 16000
