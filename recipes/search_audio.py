@@ -4,13 +4,14 @@
     supclap search query field_recordings.index "pluja sobre una teulada" --language cat -k 5
     supclap search query field_recordings.index --audio tape.wav --start 12 --end 15
     supclap search query field_recordings.index --texts words.txt --threshold 0.3 --format raven --output hits.txt
+    supclap search score field_recordings.index --table selections.txt
     supclap search serve field_recordings.index
 
 `index` reads only new and changed files, so it can be run again at any time, for example after an interruption. `serve`
-starts a page with a search box and an audio player for each hit. A query by text takes a third of the time with an
-exported model in the index: supclap export MODEL --out INDEX/onnx. The commands require the extra `search`. To index on
-several GPUs, run `accelerate launch --multi_gpu recipes/search_audio.py index ...`. Each process embeds a part of the
-files.
+starts a page with a search box and an audio player for each hit. `score` prints precision, recall and average precision
+for each label of a table of events. A query by text takes a third of the time with an exported model in the index:
+supclap export MODEL --out INDEX/onnx. The commands require the extra `search`. To index on several GPUs, run
+`accelerate launch --multi_gpu recipes/search_audio.py index ...`. Each process embeds a part of the files.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ def make_parser() -> argparse.ArgumentParser:
     query.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     query.add_argument("--output", help="file to write (audacity: or a folder, with one file per recording)")
 
+    score = commands.add_parser("score", parents=[of_index], help="score detections against tables of labelled events")
+    score.add_argument("--table", required=True, nargs="+", help="tables of all events (Raven, Audacity, CSV, ...)")
+    score.add_argument("--language", default="eng", help="ISO 639-3 code of the labels' language (default: eng)")
+
     serve = commands.add_parser("serve", parents=[of_index], help="serve a search page with audio players")
     serve.add_argument("--recordings", help="folder of the recordings (default: the folder that was indexed)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 allows other machines")
@@ -120,6 +125,22 @@ def run_query(arguments: argparse.Namespace) -> None:
         print(text, end="")
     if arguments.output:
         print(f"{sum(len(answer.hits) for answer in answers)} hits of {len(answers)} queries in {arguments.output}")
+
+
+def run_score(arguments: argparse.Namespace) -> None:
+    from modeling_supclap.evaluation.tables import Table
+    from modeling_supclap.search import Searcher
+    from modeling_supclap.search.detections import DetectionScore, read_selections, score_detections
+
+    searcher = Searcher(arguments.index, arguments.model, arguments.device, arguments.trust_remote_code)
+    selections = []
+    for table in arguments.table:
+        selections += read_selections(table, searcher.index)
+    lines = [list(DetectionScore._fields)]
+    for score in score_detections(searcher, selections, arguments.language):
+        lines.append([*map(str, score[:4]), *map("{:.3f}".format, score[4:])])
+    print(Table(lines).to_text())
+    print("Thresholds are chosen on other recordings; nan: matched events in fewer than two recordings.")
 
 
 def find_answers(searcher: Searcher, arguments: argparse.Namespace) -> list[Answer]:
@@ -202,7 +223,7 @@ def format_text(answer: Answer, has_title: bool) -> str:
 
 
 def main() -> None:
-    """Run one of the commands `index`, `query` and `serve`."""
+    """Run one of the commands `index`, `query`, `score` and `serve`."""
     arguments = make_parser().parse_args()
     if arguments.command == "query":
         run_query(arguments)
@@ -210,6 +231,8 @@ def main() -> None:
     require_torchaudio()
     if arguments.command == "index":
         run_index(arguments)
+    elif arguments.command == "score":
+        run_score(arguments)
     else:
         from modeling_supclap.search.app import serve
 

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 129_000,  # values kept between epochs and runs, functions as objectives, serve.py, units
+    "modeling_supclap": 130_050,  # values kept between epochs, functions as objectives, serve.py, units, detections
     "datasets_scripts": 70_800,
     "metrics": 9_700,
-    "recipes": 27_600,
+    "recipes": 27_750,  # the command that scores detections
     "recipes/studies": 11_200,
     "benchmarks": 8_800,
 }

@@ -11,13 +11,23 @@ for hit in Searcher("field_recordings.index", model).search("rain on a tin roof"
 
 from typing import TYPE_CHECKING, Any
 
+from .detections import read_selections, score_detections
 from .query import Answer, Hit, Searcher
 from .store import SoundIndex
 
 if TYPE_CHECKING:
     from .index import IndexReport, build_index
 
-__all__ = ["Answer", "Hit", "IndexReport", "Searcher", "SoundIndex", "build_index"]
+__all__ = [
+    "Answer",
+    "Hit",
+    "IndexReport",
+    "Searcher",
+    "SoundIndex",
+    "build_index",
+    "read_selections",
+    "score_detections",
+]
 
 
 def __getattr__(name: str) -> Any:
