@@ -145,7 +145,6 @@ def run_score(arguments: argparse.Namespace) -> None:
 
 def find_answers(searcher: Searcher, arguments: argparse.Namespace) -> list[Answer]:
     """Run the queries of the command line."""
-    from modeling_supclap.datasets_scripts.builders.text_encodings import decode_text
     from modeling_supclap.search import Answer
 
     options: dict[str, Any] = {"k": arguments.k, "within": arguments.within, "exact": arguments.exact}
@@ -160,6 +159,8 @@ def find_answers(searcher: Searcher, arguments: argparse.Namespace) -> list[Answ
         return [Answer(arguments.audio, searcher.search(vector=vector, **options))]
     texts = [arguments.text]
     if arguments.texts is not None:
+        from modeling_supclap.datasets_scripts.builders.text_encodings import decode_text
+
         lines = decode_text(Path(arguments.texts).read_bytes(), arguments.texts, [arguments.language]).splitlines()
         texts = list(filter(None, dict.fromkeys(map(str.strip, lines))))
         if not texts:
