@@ -92,13 +92,13 @@ def read_selections(path: str | Path, index: SoundIndex) -> list[Selection]:
         name = str(values.get(columns.of_field.get("file_name", "")) or own_name).strip()
         rows.append(((folder, name.replace("\\", "/")), columns.read(values, where)))
     files = index.known_files()
-    found = Recordings(index.about["folder"], files).locate({name for name, _ in rows})
+    found = Recordings(index.about["folder"], files).locate({place for place, _ in rows})
     selections = []
-    for name, record in rows:
-        file, _ = found[name]
+    for place, record in rows:
+        file, _ = found[place]
         if file not in files:
             raise ValueError(
-                f"{record['where']}: {name[1]!r} is not in the index; write its path in the indexed folder"
+                f"{record['where']}: {place[1]!r} is not in the index; write its path in the indexed folder"
             )
         for word in record["labels"] or [""]:
             times = record["start_seconds"] or 0.0, record["end_seconds"] or math.inf
