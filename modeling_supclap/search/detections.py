@@ -133,12 +133,12 @@ def score_detections(
 def _score_word(word: str, rows: Sequence[Mapping[str, Any]], events: Collection[Selection]) -> DetectionScore:
     """Score windows, best first, for one word."""
     start, end, scores = np.array(list(map(itemgetter("start_seconds", "end_seconds", "score"), rows))).T
-    files = np.array(list(map(itemgetter("file"), rows)), dtype=object)
+    names, files = np.unique(list(map(itemgetter("file"), rows)), return_inverse=True)
     is_positive, matched = np.zeros(len(rows), bool), 0
     for event in events:
         overlap = np.minimum(end, event.end_seconds) - np.maximum(start, event.start_seconds)
         shorter = np.minimum(end - start, event.end_seconds - event.start_seconds)
-        matches = (files == event.file) & (overlap >= shorter / 2 - 1e-9)  # up to rounding
+        matches = (files == np.searchsorted(names, event.file)) & (overlap >= shorter / 2 - 1e-9)  # up to rounding
         is_positive |= matches
         matched += bool(matches.any())
 
@@ -148,7 +148,7 @@ def _score_word(word: str, rows: Sequence[Mapping[str, Any]], events: Collection
         area = average_precision(scores, is_positive)
     if recordings > 1:
         thresholds = np.empty(len(rows))
-        for file in set(files):
+        for file in range(len(names)):
             is_own = files == file
             thresholds[is_own] = best_threshold(scores[~is_own], is_positive[~is_own])
         is_detected = scores >= thresholds  # not empty: the best window reaches the threshold of any other recording
