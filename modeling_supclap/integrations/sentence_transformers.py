@@ -23,7 +23,7 @@ from transformers import BatchFeature
 
 from modeling_supclap.datasets_scripts.audio_files import is_audio_name
 
-from ..audio_input import as_recordings
+from ..audio_input import as_recordings, require_length
 from ..encoding import chunk_starts, get_chunk_samples, max_chunk_seconds, mean_embedding, min_clip_samples
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -144,9 +144,7 @@ class SupCLAPModule(InputModule):
         chunks, counts = [], []
         for recording in recordings:
             clip = recording.read(rate_hz, resampling_method=method)
-            if len(clip) < shortest:
-                seconds = f"{len(clip) / rate_hz:.4f} s; the minimum is {shortest / rate_hz} s"
-                raise ValueError(f"{recording.name} lasts {seconds}")
+            require_length(clip, shortest, rate_hz, recording.name)
             starts = chunk_starts(len(clip), chunk_samples, chunk_samples, rate_hz // 10)
             chunks += [clip[start : start + chunk_samples] for start in starts]
             counts.append(len(starts))
