@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 ADVICE = "copy it again, or delete it and run its command again"
-"""What to do about a damaged file of this package."""
+"""Advice for a damaged file of this package."""
 
 
 class InUseError(RuntimeError):

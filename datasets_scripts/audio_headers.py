@@ -72,7 +72,7 @@ def _mp3_frame_bytes(header: bytes) -> int:
 
 
 def find_sound(content: Content) -> int | None:
-    """Return the position of the samples of a file whose header announces none, or None if none follow.
+    """Return the position of samples that the header does not announce, or None if none follow.
 
     Recorders write the sizes into WAV, RF64, AIFF, AU and Wave64 files when they finish.
     """

@@ -1,4 +1,4 @@
-"""CSV text whose cells no spreadsheet runs as a formula."""
+"""Format rows as CSV, without cells that a spreadsheet runs as a formula."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Open a recording, decode it in blocks, and refuse what is not whole. No other module selects a decoder.
+"""Open a recording, decode it in blocks, and refuse an incomplete one. No other module selects a decoder.
 
 libsndfile decodes WAV, AIFF, FLAC, MP3, Ogg Vorbis, Opus and others; FFmpeg (`ffmpeg.py`) decodes the rest. The content
 selects the decoder, not the suffix. A file is whole if all sound that its header announces can be decoded, except for
@@ -253,7 +253,7 @@ class _SndFile(soundfile.SoundFile):
         self._bytes = _Longer(content) if estimated else _as_file(content)
         super().__init__(self._bytes, **raw)
         self._label, self.rate_hz = name, self.samplerate
-        # None: a FLAC without a length, or an MP3 whose length libsndfile estimates
+        # None: a FLAC without a length, or an MP3 with a length that libsndfile estimates
         self.length = None if estimated or self.frames >= _MOST_FRAMES else self.frames
 
     def seekable(self) -> bool:

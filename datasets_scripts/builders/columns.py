@@ -90,7 +90,7 @@ class ColumnOptions:
             `caption_column` and `caption_language`; other caption columns are ignored.
         label_column: Column of a class label, or of several.
         source_column: Column of the speaker, the site or the tape. Rows with equal values are in the same split.
-        test_group: Speaker, site or tape whose recordings are the test split, instead of a random sample.
+        test_group: Value of the source column. Its recordings are the test split, instead of a random sample.
         columns: Column names as `{field: column}`, such as `{"split": "part", "start_seconds": "from"}`. An empty name
             turns a field off.
     """

@@ -62,7 +62,7 @@ class HubDatasetConfig(ColumnOptions):
 
 _RECORDINGS: tuple[Any, ...] = (datasets.Audio, datasets.Video)
 EXTRA_COLUMNS = {"split": datasets.Value("string"), "recording": datasets.Value("string")}
-"""Columns of rows whose splits are not final: the split in a column of the dataset, and a key that equal recordings
+"""Columns of rows before the splits are final: the split in a column of the dataset, and a key that equal recordings
 share. Both are "" if unknown."""
 
 
@@ -127,7 +127,7 @@ def find_columns(schema: pyarrow.Schema, config: HubDatasetConfig) -> HubColumns
 
 
 def name_row(row: Mapping[str, Any], languages: Iterable[str]) -> dict[str, Any]:
-    """Return a row with lists for all languages, whose id is also its name and its source if it has none."""
+    """Return a row with lists for all languages. Without a name or a source, its id is used."""
     path, source = row["audio_path"] or row["clip_id"], row["source"] or FILE_SOURCE + row["clip_id"]
     captions = {language: row["captions"].get(language, []) for language in languages}
     return {"recording": "", **row, "audio_path": path, "source": source, "captions": captions}
