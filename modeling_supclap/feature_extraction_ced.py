@@ -11,13 +11,11 @@ from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtr
 from .audio_input import as_waveforms, stack_clips
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
+from .feature_extraction_clap import POWER_FLOOR, group_bands
 from .waveform import LEAST_RATE_HZ, MOST_RATE_HZ
 
-# Smallest power of a spectrogram: digital silence is 10 log10(1e-10) = -100 dB.
-POWER_FLOOR = 1e-10
+# Digital silence: 10 log10(POWER_FLOOR).
 SILENCE_DB = -100.0
-# Mel bands per matrix product; neighbouring bands use almost the same bins.
-BANDS_TOGETHER = 16
 
 
 class CEDFeatureExtractor(SequenceFeatureExtractor):
@@ -241,21 +239,13 @@ def mel_filters(n_fft: int, f_min: float, f_max: float | None, n_mels: int, rate
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,) and a list of mel filters.
+    """Return the window (n_fft,) and the groups of mel filters (see `group_bands`), with transposed weights.
 
-    An element `(first band, first row, weights)` contains the filters of up to 16 adjacent mel bands. Each FFT bin has
-    two rows, its real and its imaginary part. `weights` (bands, rows) starts at `first row` and ends with the last row
-    where a filter of these bands is not zero.
+    Each FFT bin has two rows, its real and its imaginary part.
     """
-    # (n_fft / 2 + 1, n_mels) -> (n_mels, n_fft + 2)
-    weights = mel_filters(n_fft, f_min, f_max, n_mels, rate_hz).repeat_interleave(2, dim=0).T
-    groups = []
-
-    for first in range(0, n_mels, BANDS_TOGETHER):
-        group = weights[first : first + BANDS_TOGETHER]
-        used = group.any(dim=0).nonzero().flatten().tolist() or [0]
-        groups.append((first, used[0], group[:, used[0] : used[-1] + 1].contiguous().to(device)))
-
+    # (n_fft / 2 + 1, n_mels) -> (n_fft + 2, n_mels)
+    filters = mel_filters(n_fft, f_min, f_max, n_mels, rate_hz).repeat_interleave(2, dim=0).to(device)
+    groups = [(first, low, weights.T.contiguous()) for first, low, weights in group_bands(filters)]
     return window_function(n_fft, win_size).to(device), groups
 
 

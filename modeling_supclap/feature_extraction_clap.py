@@ -91,7 +91,9 @@ def _log_mel(
     # in float64, then rounded, as in transformers
     window = torch.hann_window(size, dtype=torch.float64).to(device, torch.float32)
 
-    groups, top = _filter_groups(extractor, device)
+    bank = extractor.mel_filters if extractor.truncation == "fusion" else extractor.mel_filters_slaney
+    groups = group_bands(torch.from_numpy(bank.astype(np.float32)).to(device))
+    top = max(low + len(weights) for _, low, weights in groups)  # above it, all filters are zero
     together = FRAMES_TOGETHER.get(device.type, FRAMES_TOGETHER_ELSEWHERE)
     mel = torch.empty(*frames.shape[:2], extractor.feature_size, dtype=torch.float32, device=device)
 
@@ -111,22 +113,17 @@ def _log_mel(
     return mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
 
 
-def _filter_groups(
-    extractor: ClapFeatureExtractor, device: torch.device
-) -> tuple[list[tuple[int, int, torch.Tensor]], int]:
-    """Split the mel filters into groups `(first band, lowest frequency bin, weights)`; also return the highest bin + 1.
+def group_bands(filters: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+    """Split mel filters (rows, bands) into groups of up to 16 adjacent bands, `(first band, first row, weights)`.
 
-    `weights` (bins, bands) contains only the bins where a filter of the group is not zero.
+    `weights` (rows, bands) starts at `first row` and ends with the last row where a filter of the group is not zero.
     """
-    bank = extractor.mel_filters if extractor.truncation == "fusion" else extractor.mel_filters_slaney
-    groups, top = [], 1
-    for first in range(0, bank.shape[1], BANDS_TOGETHER):
-        group = bank[:, first : first + BANDS_TOGETHER]  # (bins, bands)
-        used = np.flatnonzero(group.any(axis=1))
-        low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
-        groups.append((first, low, torch.from_numpy(group[low:high].astype(np.float32)).to(device)))
-        top = max(top, high)
-    return groups, top
+    groups = []
+    for first in range(0, filters.shape[1], BANDS_TOGETHER):
+        group = filters[:, first : first + BANDS_TOGETHER]
+        used = group.any(dim=1).nonzero().flatten().tolist() or [0]
+        groups.append((first, used[0], group[used[0] : used[-1] + 1].contiguous()))
+    return groups
 
 
 def _stack_views(mel: torch.Tensor, extractor: ClapFeatureExtractor) -> torch.Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import ClapFeatureExtractor
 
-from ..feature_extraction_ced import POWER_FLOOR, CEDFeatureExtractor, mel_filters, window_function
+from ..feature_extraction_ced import CEDFeatureExtractor, mel_filters, window_function
+from ..feature_extraction_clap import POWER_FLOOR
 
 
 class Spectrogram(nn.Module):
