@@ -79,11 +79,11 @@ class ModernTextBlock(GradientCheckpointingLayer):
         has_scale = config.ls_init_value is not None
         self.norm1 = build_norm(config, width)
         self.attn = ModernTextAttention(config, is_first)
-        self.norm1_post = build_norm(config, width) if is_sandwich else nn.Identity()
+        self.norm1_post = build_norm(config, width, is_sandwich)
         self.ls1 = LayerScale(width) if has_scale else nn.Identity()
         self.norm2 = build_norm(config, width)
         self.mlp = ModernTextMLP(config)
-        self.norm2_post = build_norm(config, width) if is_sandwich else nn.Identity()
+        self.norm2_post = build_norm(config, width, is_sandwich)
         self.ls2 = LayerScale(width) if has_scale else nn.Identity()
 
     def forward(
@@ -108,8 +108,8 @@ class ModernTextPool(AttentionPool):
         width, heads = config.hidden_size, config.num_attention_heads
         super().__init__(width, heads, config.attention_bias)
         self.query = nn.Parameter(torch.empty(1, 1, width))
-        if config.qk_norm:
-            self.q_norm, self.k_norm = build_norm(config, width // heads), build_norm(config, width // heads)
+        self.q_norm = build_norm(config, width // heads, config.qk_norm)
+        self.k_norm = build_norm(config, width // heads, config.qk_norm)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
         """Pool tokens (B, N, D) where the mask (B, N) is True to one vector per text, (B, D)."""
@@ -145,7 +145,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         width = config.hidden_size
         self.token_embedding = nn.Embedding(config.vocab_size, width)
         self.reg_tokens = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
-        self.norm_pre = build_norm(config, width) if config.pre_norm else nn.Identity()
+        self.norm_pre = build_norm(config, width, config.pre_norm)
         self.blocks = nn.ModuleList(ModernTextBlock(config, index == 0) for index in range(config.num_hidden_layers))
         self.ln_final = build_norm(config, width)
         self.pool = ModernTextPool(config) if config.pool_type == "map" else None

@@ -53,8 +53,7 @@ class NaFlexAttention(RotaryAttention):
     def __init__(self, config: NaFlexConfig) -> None:
         super().__init__(config, proj_bias=True, gate_bias=config.qkv_bias)
         self.in_halves = config.rope_rotate_half
-        if config.scale_attn_inner_norm:
-            self.norm = build_norm(config, config.embed_dim)
+        self.norm = build_norm(config, config.embed_dim, config.scale_attn_inner_norm)
 
 
 class NaFlexMLP(nn.Module):
@@ -71,7 +70,7 @@ class NaFlexMLP(nn.Module):
             self.fc1_g, self.fc1_x = nn.Linear(width, inner), nn.Linear(width, inner)
         else:
             self.fc1 = nn.Linear(width, inner * 2 if self.is_gated else inner)
-        self.norm = build_norm(config, inner) if config.scale_mlp_norm else nn.Identity()
+        self.norm = build_norm(config, inner, config.scale_mlp_norm)
         self.fc2 = nn.Linear(inner, width)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -159,11 +158,11 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
         super().__init__(config)
         is_mean = config.global_pool == "avg"
         self.embeds = NaFlexPatches(config)
-        self.norm_pre = build_norm(config, config.embed_dim) if config.pre_norm else nn.Identity()
+        self.norm_pre = build_norm(config, config.embed_dim, config.pre_norm)
         self.blocks = nn.ModuleList(NaFlexBlock(config) for _ in range(config.depth))
-        self.norm = nn.Identity() if is_mean else build_norm(config, config.embed_dim)
+        self.norm = build_norm(config, config.embed_dim, not is_mean)
         self.attn_pool = None if is_mean else NaFlexAttentionPool(config)
-        self.fc_norm = build_norm(config, config.embed_dim) if is_mean else nn.Identity()
+        self.fc_norm = build_norm(config, config.embed_dim, is_mean)
         self.post_init()
 
     @torch.no_grad()

@@ -15,8 +15,10 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
-def build_norm(config: Any, width: int) -> nn.Module:
-    """Build a layer norm, or an RMS norm if `config.norm_layer` is "rmsnorm"."""
+def build_norm(config: Any, width: int, exists: bool = True) -> nn.Module:
+    """Build a layer norm, or an RMS norm if `config.norm_layer` is "rmsnorm". If it does not exist, do nothing."""
+    if not exists:
+        return nn.Identity()
     norm_class = nn.RMSNorm if config.norm_layer == "rmsnorm" else nn.LayerNorm
     return norm_class(width, eps=config.layer_norm_eps)
 
@@ -59,8 +61,8 @@ class RotaryAttention(nn.Module):
         self.head_dim = width // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
-        self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
-        self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else nn.Identity()
+        self.q_norm = build_norm(config, self.head_dim, config.qk_norm)
+        self.k_norm = build_norm(config, self.head_dim, config.qk_norm)
         self.gate = nn.Linear(width, width, bias=gate_bias) if config.attn_gated else None
         self.vr_lambda = nn.Parameter(torch.empty(1)) if has_residual else None
         self.norm: nn.Module = nn.Identity()
