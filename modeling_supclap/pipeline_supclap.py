@@ -15,6 +15,7 @@ from .encoding import embed_recordings, encode_text, mean_embedding
 from .processing_supclap import SupCLAPProcessor
 
 TASK = "zero-shot-audio-classification"
+OPTIONS = ("candidate_labels", "hypothesis_template", "sampling_rate", "language", "top_k")
 DEFAULT_TEMPLATE = "This is a sound of {}."
 
 
@@ -42,29 +43,13 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         self.feature_extractor: Any = parts.feature_extractor
         self.tokenizer: Any = parts.tokenizer
 
-    def _sanitize_parameters(
-        self,
-        candidate_labels: Any = None,
-        hypothesis_template: str | None = None,
-        sampling_rate: Any = None,
-        language: Any = None,
-        top_k: int | None = None,
-        **unknown: Any,
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return the options of a call, or the defaults that `pipeline(...)` was given."""
-        # `pipeline` passes this option of the Hub, too
-        for name in unknown.keys() - {"local_files_only"}:
+        options.pop("local_files_only", None)  # `pipeline` passes this option of the Hub, too
+        for name in options.keys() - set(OPTIONS):
             raise TypeError(
-                f"the pipeline has no option {name!r}; it has candidate_labels, hypothesis_template, sampling_rate, "
-                "language, top_k, batch_size and num_workers"
+                f"the pipeline has no option {name!r}; it has {', '.join(OPTIONS)}, batch_size and num_workers"
             )
-        options = {
-            "candidate_labels": candidate_labels,
-            "hypothesis_template": hypothesis_template,
-            "sampling_rate": sampling_rate,
-            "language": language,
-            "top_k": top_k,
-        }
         return {name: value for name, value in options.items() if value is not None}, {}, {}
 
     def __call__(  # type: ignore[override]
