@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
@@ -45,8 +45,6 @@ _SECONDS_AT_ONCE = 300.0
 _BATCHES_AT_ONCE = 8
 # Maximum chunk length for any model, so that memory use does not grow with the length of a recording.
 LONGEST_SECONDS = 300.0
-# Arguments of `from_pretrained` that also apply to the processor of the model.
-_LOADING_OPTIONS = ("cache_dir", "local_files_only", "proxies", "subfolder", "token")
 _DAMAGED = "the weights are damaged, or the projection of this input is zero"
 Texts = str | Sequence[str]
 Embeds = TypeVar("Embeds", np.ndarray, torch.Tensor)
@@ -484,15 +482,8 @@ class EncodingMixin:
     encode_audio = encode_audio
     encode_text = encode_text
     _processor: Any = None
+    # arguments of `from_pretrained` with which `processor` finds its files
     _loading_options: Mapping[str, Any] = {}
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
-        """Load a model, and store the options with which `processor` finds its files."""
-        loaded: Any = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model._loading_options = {name: kwargs[name] for name in _LOADING_OPTIONS if name in kwargs}
-        return loaded
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and `torch.save`, without the access token."""

@@ -25,6 +25,9 @@ from .pooling import SentenceDense, last_pool, mean_pool, replace_pooled
 from .strict_loading import StrictLoadingMixin
 from .towers import build_tower, check_tower, freeze_idle, import_tower_code, takes
 
+# Arguments of `from_pretrained` that also apply to the processor of the model.
+_LOADING_OPTIONS = ("cache_dir", "local_files_only", "proxies", "subfolder", "token")
+
 
 @dataclass
 class SupCLAPOutput(ModelOutput):
@@ -169,6 +172,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         loaded: Any = super().from_pretrained(*args, **kwargs)
         # a tuple with output_loading_info=True
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model._loading_options = {name: value for name, value in kwargs.items() if name in _LOADING_OPTIONS}
         model.set_temperature(temperature, logit_bias)
         freeze_idle(model.audio_model, model.config.audio_pooling)
         freeze_idle(model.text_model, model.config.text_pooling)
