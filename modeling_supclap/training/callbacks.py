@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,13 @@ from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import has_length
 
-from modeling_supclap.datasets_scripts.stream import EpochBatches
-
 from ..losses.multilingual import alignment_direction_error, data_distribution_error, weight_error_term
 from ..losses.similarity import at_least_float32
 from .checkpoints import find_checkpoint
 from .collator import TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .distributed import gather
-from .drift import drift_cosines, drift_statistics, similarity_histogram
+from .drift import drift_cosines, drift_statistics, radius_statistics, similarity_histogram
 from .objectives import SupportVectorRegularizer
 from .options import clips_per_batch
 
@@ -70,7 +69,7 @@ class StartCallback(TrainerCallback):
 class SupCLAPProgressCallback(ProgressCallback):
     """Progress bar with loss and clips per second, and one printed line per evaluation."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, *args: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training_bar is not None and logs and "clips_per_second" in logs:
             self.training_bar.set_postfix_str(_format_log(logs), refresh=False)
 
@@ -102,7 +101,7 @@ class LineCallback(TrainerCallback):
             self.batches = progress((), "evaluating", total, "batches", quiet=not state.is_world_process_zero)
         self.batches.update()
 
-    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+    def on_predict(self, *args: Any, **kwargs: Any) -> None:
         self.batches = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -163,16 +162,16 @@ class Averages:
 class EpochCallback(TrainerCallback):
     """Callback that passes the epoch to collators and streamed batches, because their random numbers depend on it.
 
-    `prepare` is called before the workers of an epoch start.
+    `prepare` is called before the workers of an epoch start. A source may be None.
     """
 
-    def __init__(self, prepare: Callable[[], None], *sources: TrainingCollator | EpochBatches) -> None:
+    def __init__(self, prepare: Callable[[], None], sources: Sequence[Any]) -> None:
         self.prepare, self.sources = prepare, sources
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch to the number of completed epochs, including those before a run was resumed."""
         self.prepare()
-        for source in self.sources:
+        for source in filter(None, self.sources):
             source.set_epoch(int(state.epoch or 0))
 
 
@@ -212,7 +211,7 @@ class SigtermCallback(JITCheckpointCallback):
         if requested:
             control.should_save = control.should_training_stop = True
 
-    def _wait(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def _wait(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing, because `on_step_end` saves the checkpoint."""
 
     on_step_begin = on_pre_optimizer_step = on_epoch_end = _wait
@@ -246,7 +245,7 @@ class EMACallback(TrainerCallback):
 
     __enter__ = __exit__ = _exchange
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         weights = self.trained()
         for name, weight in weights.items():
             if torch.finfo(weight.dtype).bits < 32:
@@ -256,7 +255,7 @@ class EMACallback(TrainerCallback):
             for name, value in torch.load(Path(self.checkpoint, TRAINED_WEIGHTS), "cpu", weights_only=True).items():
                 weights[name].copy_(value)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         weights = list(self.trained().values())
         self._average = self._average or [weight.clone() for weight in weights]
         self._update(self._average, weights, 0)
@@ -294,12 +293,12 @@ class ThroughputCallback(TrainerCallback):
         self.earlier_seconds = logged[-1] if logged else 0.0
         self._since, self._started = time.perf_counter(), time.process_time()
 
-    def _restart(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def _restart(self, *args: Any, **kwargs: Any) -> None:
         self._since = time.perf_counter()
 
     on_evaluate = on_save = _restart
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._waits = time.perf_counter() - self._since
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -353,13 +352,9 @@ class LanguageErrorsCallback(TrainerCallback):
             return
         model = self.module.model
         model.eval()
-        trained: list[list[bool]] = []
-        captions: list[tuple[str, str]] = []
-        for index in self._batch["clip_index"].tolist():
-            trained_of_clip, captions_of_clip = self.collator.drawn_among_all(self.rows[index])
-            trained.append(trained_of_clip)
-            captions += captions_of_clip
-        languages, texts = map(list, zip(*captions, strict=True))
+        rows = [self.rows[index] for index in self._batch["clip_index"].tolist()]
+        trained, captions = zip(*map(self.collator.drawn_among_all, rows), strict=True)
+        languages, texts = map(list, zip(*chain.from_iterable(captions), strict=True))
 
         audio_embeds = self.module.embed("audio", self._batch)
         tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt")
@@ -457,13 +452,10 @@ class DriftCallback(TrainerCallback):
 
         options["learning_rate"] = self.learning_rate
         numbers = drift_statistics(audio, text, scale, radii.get("t2a"), **options)
-        exchanged = drift_statistics(text, audio, scale, radii["a2t"]) if "a2t" in radii else {}
-        for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):
-            if name in numbers:
-                numbers[f"{name}_t2a"] = numbers.pop(name)
-            if name in exchanged:
-                numbers[f"{name}_a2t"] = exchanged[name]
-
+        for direction, radius in radii.items():
+            for name, value in radius_statistics(text, audio, radius).items():
+                numbers.pop(name, None)
+                numbers[f"{name}_{direction}"] = value
         if "text_gradient" in batch:
             numbers |= drift_cosines("drift_cosine_objective", -batch["text_gradient"], text, audio)
 

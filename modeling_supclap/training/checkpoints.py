@@ -145,7 +145,7 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
 def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
     """Compare the files of a checkpoint with their hashes. Return the flaws, such as "optimizer.pt missing"."""
     try:
-        hashes = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))["sha256"]
+        hashes = _read_run(checkpoint)["sha256"]
     except FileNotFoundError:
         return [f"{RUN_FILE} missing"]
     except (KeyError, ValueError):
@@ -242,10 +242,18 @@ def write_run_file(folder: str | Path, run: Mapping[str, Any], frozen: Mapping[s
     write_json(Path(folder) / RUN_FILE, {**run, "sha256": files})
 
 
-def refuse_another_run(checkpoint: str | Path, run: Mapping[str, Any]) -> None:
+def _read_run(checkpoint: str | Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
+    return content
+
+
+def refuse_another_run(checkpoint: str | Path, run: Mapping[str, Any]) -> dict[str, Any]:
     """Raise ValueError if a checkpoint is incomplete, or if another run has saved it than `run` (`describe_run`).
 
     The message lists all differences: settings, training rows and trained parameters.
+
+    Returns:
+        Content of the checkpoint's `RUN_FILE`.
     """
     folder = Path(checkpoint)
     advice = f"or start a new run from its weights, in another output_dir: --model {folder}"
@@ -253,7 +261,7 @@ def refuse_another_run(checkpoint: str | Path, run: Mapping[str, Any]) -> None:
     if flaws:
         raise ValueError(f"{folder} is incomplete ({', '.join(flaws)}); resume from another checkpoint, {advice}")
 
-    saved = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    saved = _read_run(folder)
     before, now = saved["settings"], run["settings"]
     # a run in Python has no such setting
     if None in (before["training_data"], now["training_data"]):
@@ -271,21 +279,14 @@ def refuse_another_run(checkpoint: str | Path, run: Mapping[str, Any]) -> None:
     if differences:
         changes = "; ".join(differences)
         raise ValueError(f"{folder} was saved with other settings: {changes}; resume with its settings, {advice}")
+    return saved
 
 
-def read_loss_sum(checkpoint: str | None) -> float:
-    """Return the sum of the losses of all steps before a checkpoint: NaN if it was not recorded, 0 for a new run."""
-    if checkpoint is None:
-        return 0.0
-    return float(json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8")).get("loss_sum", "nan"))
-
-
-def selects_otherwise(checkpoint: str | Path, run: Mapping[str, Any]) -> bool:
-    """Return whether the best score in a checkpoint is not comparable with scores of `run`.
+def selects_otherwise(saved: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Return whether the best score of a saved run is not comparable with scores of `run`.
 
     This is so if the validation rows, the metric or the evaluated languages have changed.
     """
-    saved = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
     rows = [each["data"].get("validation") for each in (saved, run)]
     return saved["selection"] != run["selection"] or rows[0] != rows[1]
 
@@ -326,8 +327,7 @@ def _adapter_settings(adapter: Any) -> dict[str, Any]:
     settings = {}
     for name, value in adapter.to_dict().items():
         if name not in _NOT_OF_ADAPTERS:
-            value = sorted(value) if isinstance(value, set) else value
-            settings[name] = json.loads(json.dumps(value, default=str))
+            settings[name] = json.loads(json.dumps(sorted(value) if isinstance(value, set) else value, default=str))
     return settings
 
 

@@ -33,6 +33,19 @@ Row = Mapping[str, Any]
 Features = dict[str, np.ndarray]
 
 
+class _Copies:
+    """Items that repeat row i `counts[i]` times, in the order of the rows."""
+
+    def __init__(self, counts: np.ndarray) -> None:
+        self.rows = np.repeat(np.arange(len(counts)), counts)  # the row of each item
+        self._firsts = np.cumsum(counts) - counts  # the first item of each row
+
+    def locate(self, item: int) -> tuple[int, int]:
+        """Return the index of the row of an item, and the number of earlier items of this row."""
+        row = int(self.rows[item])
+        return row, item - int(self._firsts[row])
+
+
 class IndexedRows(Dataset[Row]):
     """Dataset wrapper that adds the row index as `clip_index`, to identify clips in predictions and error messages.
 
@@ -53,20 +66,16 @@ class IndexedRows(Dataset[Row]):
         self.rows, self.seed = rows, seed
         # shared with persistent workers
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        # (clip_index, caption_number) of each item
-        self.captions: list[tuple[int, int]] | None = None
+        # an item for each caption of a clip
+        self.captions: _Copies | None = None
         if every_caption_in is not None:
-            self.captions = []
             counts = caption_counts(rows).get(every_caption_in, np.zeros(len(rows), np.int64))
-            for index, count in enumerate(counts.tolist()):
-                self.captions += [(index, number) for number in range(max(1, count))]
+            self.captions = _Copies(counts.clip(1))
 
         self.expected: np.ndarray | None = None  # expected count of each item
         columns = getattr(rows, "column_names", None) or ()
         if seed is not None and (SAMPLING in columns or EXPECTED_COUNT in columns):
-            clips = np.arange(len(rows))
-            if self.captions is not None:
-                clips = np.array([index for index, _ in self.captions])
+            clips = np.arange(len(rows)) if self.captions is None else self.captions.rows
             if SAMPLING in columns:
                 # here: few runs need it
                 from modeling_supclap.datasets_scripts.mixture import counts_in_epoch
@@ -75,8 +84,7 @@ class IndexedRows(Dataset[Row]):
             else:
                 counts = np.asarray(rows[EXPECTED_COUNT][:])
             self.expected = counts[clips]
-        # Epoch, item of each copy, and first copy of each item.
-        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._drawn: tuple[int, _Copies] | None = None  # epoch, copies of the items
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
@@ -84,25 +92,23 @@ class IndexedRows(Dataset[Row]):
     def __len__(self) -> int:
         if self.expected is not None:
             return max(1, round(self.expected.sum()))
-        return len(self.rows if self.captions is None else self.captions)
+        return len(self.rows if self.captions is None else self.captions.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         added: dict[str, int] = {}
         if self.expected is not None:
-            index, added["repetition"] = self._find_copy(self.expected, index)
+            index, added["repetition"] = self._draw(self.expected).locate(index)
         if self.captions is not None:
-            index, added["caption_number"] = self.captions[index]
+            index, added["caption_number"] = self.captions.locate(index)
         return {**self.rows[index], "clip_index": index, **added}
 
-    def _find_copy(self, expected: np.ndarray, position: int) -> tuple[int, int]:
-        """Return the index of the item at a position in the epoch, and the number of earlier copies of this item."""
+    def _draw(self, expected: np.ndarray) -> _Copies:
+        """Draw the copies of the items in this epoch."""
         epoch = int(self._epoch)
         if self._drawn is None or self._drawn[0] != epoch:
             random = np.random.default_rng([self.seed or 0, epoch])
-            copies = draw_copies(expected, len(self), random)
-            self._drawn = epoch, np.repeat(np.arange(len(expected)), copies), np.cumsum(copies) - copies
-        item = int(self._drawn[1][position])
-        return item, position - int(self._drawn[2][item])
+            self._drawn = epoch, _Copies(draw_copies(expected, len(self), random))
+        return self._drawn[1]
 
 
 def min_seconds(processor: SupCLAPProcessor) -> float:
@@ -118,11 +124,17 @@ class ContrastiveCollator:
     only of clips whose output is not known; `given_keys` contains their keys.
 
     Args:
+        positives: `clip`: each clip has its own group id. `captions`: clips with identical captions have the same group
+            id, and are positives of each other.
+        max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position in training. If the
+            feature extractor has a lower maximum (10 s for CLAP), the lower one is used.
+        pad_short_clips: Whether to append zeros to clips that are shorter than the model's minimum.
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
             `SupCLAPProcessor.on_device` then computes the spectrograms.
         kept: Store of features and outputs. None: nothing is kept.
         changes_features: Whether SpecAugment changes the features before they reach the audio tower. Its outputs are
             then not kept.
+        window_seconds: Maximum duration of a clip that the model can process in one window. None: no limit.
     """
 
     recordings_per_clip = 1
@@ -139,28 +151,26 @@ class ContrastiveCollator:
         gives_samples: bool = False,
         kept: KeptValues | None = None,
         changes_features: bool = False,
+        window_seconds: float | None = None,
     ) -> None:
         self.processor = processor
         self.rate_hz = processor.feature_extractor.sampling_rate
         self._min_seconds = min_seconds(processor)
         self.languages = tuple(languages)
         self.positives = positives
-        self.max_audio_seconds = max_audio_seconds
+        limits = [max_audio_seconds]
+        for clip_seconds in (window_seconds, max_chunk_seconds(processor.feature_extractor)):
+            limits.append(clip_seconds and clip_seconds / self.recordings_per_clip)
+        self.max_audio_seconds = min(filter(None, limits), default=None)
         self.pad_short_clips = pad_short_clips
         self.gives_samples = gives_samples
         self.kept, self.changes_features = kept or KeptValues(), changes_features
         # In shared memory, so that persistent workers see a new epoch.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
         self._front_end = hash_front_end(processor, pad_short_clips, gives_samples, self.max_audio_seconds)
 
     def _augment(self, clip: np.ndarray, row: Row) -> np.ndarray:
         return clip if self.augmentation is None else self.augmentation(clip, row, int(self.epoch))
-
-    def _limit_seconds(self, clip_seconds: float | None) -> None:
-        if clip_seconds is not None:
-            share = clip_seconds / self.recordings_per_clip
-            self.max_audio_seconds = share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
 
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
         return read_row(
@@ -288,11 +298,6 @@ class TrainingCollator(ContrastiveCollator):
 
     Args:
         languages: ISO 639-3 codes; the first is the anchor language.
-        positives: `clip`: each clip has its own group id. `captions`: clips with identical captions have the same group
-            id, and are positives of each other.
-        max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position. If the feature
-            extractor has a lower maximum (10 s for CLAP), the lower one is used.
-        pad_short_clips: Whether to append zeros to clips that are shorter than the model's minimum.
         scheme: How to select the captions of a clip. `random`: one caption in a random language of the clip, K = 1
             (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
             the anchor language and one random other language, K = 2 (ATRI eq. 12). Captions with the same index in two
@@ -303,24 +308,21 @@ class TrainingCollator(ContrastiveCollator):
         negatives_per_clip: Number M of wrong captions of each clip, drawn from its `negatives` in the language of its
             caption. They follow the caption, so that `input_ids` is `(B, 1 + M, L)`. `negative_mask` `(B, M)` is False
             where a clip has fewer negatives, and the caption is repeated.
-        **shared: `gives_samples`, `kept` and `changes_features`, as in `ContrastiveCollator`.
+        **shared: Other arguments of `ContrastiveCollator`.
     """
 
     def __init__(
         self,
         processor: SupCLAPProcessor,
         languages: Sequence[str] = ("eng",),
-        positives: str = "clip",
-        max_audio_seconds: float | None = 30.0,
         seed: int = 0,
         scheme: str = "random",
         languages_per_clip: int | None = None,
-        pad_short_clips: bool = False,
         augmentation: WaveformAugmentation | None = None,
         negatives_per_clip: int = 0,
         **shared: Any,
     ) -> None:
-        super().__init__(processor, languages, positives, max_audio_seconds, pad_short_clips, **shared)
+        super().__init__(processor, languages, **shared)
         if scheme not in ("random", "kcl", "cacl"):
             raise ValueError(f"got scheme={scheme!r}; it must be random, kcl or cacl")
         self.seed = seed
@@ -349,10 +351,14 @@ class TrainingCollator(ContrastiveCollator):
         """Sample up to M wrong captions of a clip, without its own captions, as (language, text)."""
         own = set(row["captions"][language])
         texts = [text for text in (row.get("negatives") or {}).get(language) or () if text not in own]
-        key = [self.seed, int(self.epoch), stable_id(f"negatives of {row['clip_id']}")]
-        key += [row[name] for name in ("caption_number", "repetition") if name in row]
-        chosen = np.random.default_rng(key).permutation(len(texts))[: self.negatives_per_clip]
+        chosen = self._random(row, "negatives of ").permutation(len(texts))[: self.negatives_per_clip]
         return [(language, texts[index]) for index in chosen.tolist()]
+
+    def _random(self, row: Row, purpose: str = "") -> np.random.Generator:
+        """Return the random generator of a clip in this epoch."""
+        key = [self.seed, int(self.epoch), stable_id(f"{purpose}{row['clip_id']}")]
+        key += [row[name] for name in ("caption_number", "repetition") if name in row]
+        return np.random.default_rng(key)
 
     def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
         """Return the caption sampled for a clip in this epoch, in all languages.
@@ -361,25 +367,22 @@ class TrainingCollator(ContrastiveCollator):
             Two lists with one entry per language: whether training uses this language for the clip in this epoch, and
             the caption as (language, text).
         """
-        trained = dict(self._draw(row)[1])
-        first_language, text = next(iter(trained.items()))
+        _, drawn = self._draw(row)
+        first_language, text = drawn[0]
         number = row["captions"][first_language].index(text)
 
         captions: list[tuple[str, str]] = []
         for language in self.languages:
             texts = row["captions"][language]
             captions.append((language, texts[min(number, len(texts) - 1)]))
-        return [language in trained for language in self.languages], captions
+        return [language in dict(drawn) for language in self.languages], captions
 
     def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
         """Sample the crop position of a clip, 0 to 1, and its K captions as (language, text)."""
         missing = lacking_languages(row, self.languages, self.scheme)
         if missing:
             raise ValueError(f"clip {row['clip_id']} has no captions in {missing}, for scheme {self.scheme}")
-        fixed_number = row.get("caption_number")
-        key = [self.seed, int(self.epoch), stable_id(row["clip_id"])]
-        key += [row[name] for name in ("caption_number", "repetition") if name in row]
-        random = np.random.default_rng(key)
+        fixed_number, random = row.get("caption_number"), self._random(row)
         present = [language for language in sorted(self.languages) if row["captions"].get(language)]
         position = random.random()
 

@@ -224,12 +224,18 @@ def drift_statistics(
         statistics |= drift_cosines(name, movement, text_embeds, audio_embeds)
     progress, penalty = distance_change(-updates["drift_cosine"], text_embeds, audio_embeds, learning_rate)
     statistics |= {"ideal_progress": progress.mean(), "noise_penalty": penalty.mean()}
-    if radius is None:
-        return statistics
+    return statistics if radius is None else statistics | radius_statistics(text_embeds, audio_embeds, radius)
 
+
+def radius_statistics(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> dict[str, Tensor]:
+    """Compute the mean and standard deviation of the radius and of the SVR factor (see `drift_statistics`).
+
+    `anchors` and `targets` are (N, d), and `radius` is a number, a 0-d tensor or (N,).
+    """
+    distance = positive_distance(anchors, targets)
     factor = 1 - displacement_ratio(distance, radius)
     radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device).expand_as(distance)
-    return statistics | {
+    return {
         "radius_mean": radius.mean(),
         "radius_std": radius.std(correction=0),
         "svr_factor_mean": factor.mean(),
@@ -268,9 +274,8 @@ def perpendicular_components(
         `{"perpendicular_global": norm of the mean, "perpendicular_local": root mean square deviation}`, 0-d tensors,
         averaged over the texts. Empty if the pool has too few negatives for a batch.
     """
-    audio_embeds, text_embeds, groups = _draw_pool(audio_embeds, text_embeds, group_ids, pool_size)
-    positives = positive_mask(len(audio_embeds), groups, audio_embeds.device)
-    if int((~positives).sum(dim=-1).min()) < batch_size - 1:
+    audio_embeds, text_embeds, positives, min_negatives = _draw_pool(audio_embeds, text_embeds, group_ids, pool_size)
+    if min_negatives < batch_size - 1:
         return {}
 
     logits = logit_scale * text_embeds @ audio_embeds.T  # (N, N)
@@ -320,9 +325,7 @@ def radius_by_hard_negatives(
     Returns:
         `{"radius_hard_K": 0-d tensor}` for each K. Empty if the pool has too few negatives for a batch.
     """
-    audio_embeds, text_embeds, groups = _draw_pool(audio_embeds, text_embeds, group_ids, pool_size)
-    positives = positive_mask(len(audio_embeds), groups, audio_embeds.device)
-    min_negatives = int((~positives).sum(dim=-1).min())
+    audio_embeds, text_embeds, positives, min_negatives = _draw_pool(audio_embeds, text_embeds, group_ids, pool_size)
     if min_negatives < radius.num_negatives:
         return {}
 
@@ -348,15 +351,19 @@ def radius_by_hard_negatives(
 
 def _draw_pool(
     audio_embeds: Tensor, text_embeds: Tensor, group_ids: Tensor | None, size: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return `size` random pairs, drawn with a fixed seed, as at least float32."""
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return `size` random pairs, drawn with a fixed seed, as at least float32.
+
+    Also return their mask of positives (size, size), and the least number of negatives of a text.
+    """
     count = len(audio_embeds)
     drawn = torch.arange(count)
     if count > size:
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size]
     drawn = drawn.to(audio_embeds.device)
     audio, text = at_least_float32(audio_embeds[drawn], text_embeds[drawn])
-    return audio, text, None if group_ids is None else group_ids[drawn]
+    positives = positive_mask(len(drawn), None if group_ids is None else group_ids[drawn], drawn.device)
+    return audio, text, positives, int((~positives).sum(dim=-1).min())
 
 
 def similarity_histogram(cosines: Tensor, bins: int = 40) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,7 +89,8 @@ def order_by_captions(
     """
     languages, texts, groups = [], [], []
     light = without_audio(rows.rows)
-    for index, number in rows.captions or zip(range(len(light)), repeat(0)):
+    for item in range(len(rows)):
+        index, number = (item, 0) if rows.captions is None else rows.captions.locate(item)
         row = light[index]
         language = next(code for code in args.languages if row["captions"].get(code))
         of_clip = row["captions"][language]

@@ -296,9 +296,6 @@ class ContrastiveObjective(nn.Module):
         if count != expected and self.loss != "kcl":
             raise ValueError(f"got {count} texts per clip; {self.loss} needs {expected}")
 
-        if self.loss == "siglip" and logit_bias is None:
-            raise ValueError("siglip needs a model with logit_bias; set SupCLAPConfig(logit_bias=-10.0)")
-
         # (N, K, d) -> (K, N, d), or (N, d) for one caption per clip
         texts = by_language(text_embeds) if is_multilingual else text_embeds.squeeze(1)
         inputs = audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
@@ -321,7 +318,8 @@ class ContrastiveObjective(nn.Module):
         **negatives: Tensor | None,
     ) -> Tensor:
         if self.loss == "siglip":
-            assert bias is not None
+            if bias is None:
+                raise ValueError("siglip needs a model with logit_bias; set SupCLAPConfig(logit_bias=-10.0)")
             return sigmoid_loss(audio, texts, scale, bias, groups, chunk, normalize=None, **negatives)
         if self.loss == "reweighted":
             is_log = self.reweighting == "pull"
@@ -482,23 +480,22 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
         raise ValueError("got svr_decoupled with loss='siglip'; it changes a softmax, which siglip does not have")
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
-    directions = ["t2a"] if args.svr.startswith("uni") else ["t2a", "a2t"]
+    sides, _, kind = args.svr.partition("-")
+    directions = ["t2a"] if sides == "uni" else ["t2a", "a2t"]
     if args.shared_radius:
-        if len(directions) < 2:
+        if sides == "uni":
             raise ValueError(f"got shared_radius with svr={args.svr!r}, which has one direction; use bi-static")
         directions = ["both"]
     for direction in directions:
-        if args.svr.endswith("static"):
+        if kind == "static":
             radii[direction] = StaticRadius(init)
-        elif args.svr.endswith("fixed"):
-            radii[direction] = RelativeRadius(args.radius_ratio)
-        elif args.svr == "within-modality":
-            radii[direction] = RelativeRadius(1.0)
-        else:
+        elif kind == "dynamic":
             order: Any = args.radius_order
             radii[direction] = DynamicRadius(
                 args.radius_num_similarities, init=init, order=order, detach_input=not args.radius_gradients
             )
+        else:
+            radii[direction] = RelativeRadius(args.radius_ratio if kind == "fixed" else 1.0)
     regularizer = SupportVectorRegularizer(
         radii, args.loss, args.svr_alpha, args.svr_beta, "cosine", args.svr_decoupled, args.constraint_gradients
     )

@@ -14,21 +14,6 @@ from typing import Any
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
 LOSSES = ("infonce", "siglip", "reweighted", *MULTILINGUAL_LOSSES)
-SUPPORT_VECTORS = (
-    "none",
-    "uni-static",
-    "bi-static",
-    "uni-dynamic",
-    "bi-dynamic",
-    "uni-fixed",
-    "bi-fixed",
-    "within-modality",
-)
-RADIUS_ORDERS = ("sorted", "batch")
-REWEIGHTINGS = ("pull", "probability")
-POSITIVES = ("clip", "captions")
-CACHE_FROZEN = ("always", "never")
-
 
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm"), (0, math.inf)),

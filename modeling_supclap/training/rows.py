@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.schema import (
@@ -154,38 +154,30 @@ def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: flo
         return bad_audio.filter_bad_audio(rows, args.on_bad_audio, workers, cache, shortest)
 
 
-class EpochSource(NamedTuple):
-    """Training rows as the data loader reads them.
-
-    Attributes:
-        dataset: `IndexedRows`, or `EpochRows` of a stream. None without training rows.
-        batches: Batch sampler of a stream. None for map-style rows, which the Trainer shuffles and batches.
-        epochs: Parts that need the number of the epoch.
-    """
-
-    dataset: Any = None
-    batches: EpochBatches | None = None
-    epochs: tuple[Any, ...] = ()
-
-
-def read_in_epochs(usable: UsableRows | None, args: SupCLAPTrainingArguments) -> EpochSource:
+def read_in_epochs(usable: UsableRows | None, args: SupCLAPTrainingArguments) -> tuple[Any, EpochBatches | None]:
     """Prepare training rows for the data loader.
+
+    Returns:
+        The rows as `IndexedRows`, or as `EpochRows` of a stream; None without training rows. And the batch sampler of a
+        stream; None for map-style rows, which the Trainer shuffles and batches.
 
     Raises:
         ValueError: The rows are fewer than one batch, would end with a batch of one clip, or lack captions that
             `track_language_errors` needs.
     """
     if usable is None:
-        return EpochSource()
+        return None, None
+    rows: IndexedRows | EpochRows
+    batches = None
     if isinstance(usable.rows, RowStream):
         shard = usable.rows.shuffle(args.seed).shard(args.process_index, args.world_size)
         batches = EpochBatches(shard, args.train_batch_size, args.dataloader_num_workers)
-        source, count = EpochSource(EpochRows(shard), batches, (batches,)), len(usable)
+        rows, count = EpochRows(shard), len(usable)
     else:
         rows = IndexedRows(usable.rows, args.languages[0] if args.every_caption else None, args.seed)
-        source, count = EpochSource(rows, None, (rows,)), len(rows)
+        count = len(rows)
 
-    if count > MANY_ROWS and not isinstance(usable.rows, RowStream):
+    if count > MANY_ROWS and batches is None:
         logger.warning(
             f"{count:,} rows take about {count * BYTES_PER_ROW / 1e9:.0f} GB of memory in each process; stream them "
             "from a prepared set with --streaming true, or load_splits(..., streaming=True)"
@@ -197,4 +189,4 @@ def read_in_epochs(usable: UsableRows | None, args: SupCLAPTrainingArguments) ->
         raise ValueError(f"{count} clips leave a last batch of one clip; set dataloader_drop_last to true")
     if args.track_language_errors:
         require_captions(without_audio(usable.rows), args.languages, "kcl", "train")
-    return source
+    return rows, batches

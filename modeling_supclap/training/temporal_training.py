@@ -36,12 +36,12 @@ class TemporalCollator(TrainingCollator):
     Args:
         items: Source of recordings, temporal relations and captions. It samples new items for each epoch.
         stage: `a` or `b`.
-        window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
+        window_seconds: Maximum duration of a clip, as in `ContrastiveCollator` (10.12 s for CED).
         max_audio_seconds: Maximum duration of a recording before it is joined with another one. A longer recording is
             cropped to its beginning, or from its first sound if the beginning is silent. The limit is at most half of
             `window_seconds`, and half of the maximum of the feature extractor (10 s for CLAP), so that both sounds fit.
         scheme: `kcl`: captions in all languages. `random`: all captions of a pair are in the same random language.
-        **shared: `languages`, `seed` and `pad_short_clips`, as in `TrainingCollator`.
+        **shared: Other arguments of `TrainingCollator`.
     """
 
     recordings_per_clip = 2
@@ -53,11 +53,9 @@ class TemporalCollator(TrainingCollator):
         items: TemporalItems,
         stage: str,
         options: RenderOptions | None = None,
-        window_seconds: float | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(processor, **shared)
-        self._limit_seconds(window_seconds)
         self.items = items
         self.stage = stage
         self.options = options
@@ -66,25 +64,27 @@ class TemporalCollator(TrainingCollator):
         draw = self.items.stage_a if self.stage == "a" else self.items.triple
 
         clips: list[np.ndarray] = []
-        captions: list[list[tuple[str, str]]] = [[] for _ in rows]
-        meanings: list[list[int]] = [[] for _ in rows]
-        classes: list[list[int]] = [[] for _ in rows]
-        for position, row in enumerate(rows):
+        captions: list[list[tuple[str, str]]] = []
+        meanings: list[int] = []
+        classes: list[int] = []
+        for row in rows:
             # One language for all items of a pair: otherwise the language alone would separate their captions.
             number = row["clip_index"]
             language = drawn(self.languages, self.seed, "language", int(self.epoch), number)
+            captions.append([])
             for item in draw(int(self.epoch), number):  # R items
                 clip = render(item, self._read, self.rate_hz, self.options)
                 clips.append(self._augment(clip, {"clip_id": item.clip_id}))
                 available = {language: item.captions[language]} if self.scheme == "random" else item.captions
-                captions[position] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
-                meanings[position].append(stable_id(item.meaning))
-                classes[position] += map(self.items.labels.index, item.labels)
+                captions[-1] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
+                meanings.append(stable_id(item.meaning))
+                classes += map(self.items.labels.index, item.labels)
 
         batch = {**self._stack(list(map(self._extract, clips))), **self._texts(captions)}
-        batch |= {"group_ids": torch.tensor(meanings), "clip_index": torch.tensor([row["clip_index"] for row in rows])}
+        batch["clip_index"] = torch.tensor([row["clip_index"] for row in rows])
+        batch["group_ids"] = torch.tensor(meanings).view(len(rows), -1)
         if self.stage == "a":
-            batch["class_ids"] = torch.tensor(classes)
+            batch["class_ids"] = torch.tensor(classes).view(len(rows), -1)
         return batch
 
 

@@ -53,7 +53,6 @@ from .checkpoints import (
     CheckpointFolder,
     describe_run,
     last_checkpoint,
-    read_loss_sum,
     refuse_another_run,
     selects_otherwise,
     uploads_checkpoints,
@@ -131,8 +130,9 @@ class SupCLAPTrainer(Trainer):
             from .lora import unwrap_adapters
 
             model = unwrap_adapters(model)
-        given = plain_rows(train_dataset), plain_rows(eval_dataset)
-        refuse_unsupported(model, args, processing_class, objective, *given)
+        refuse_unsupported(
+            model, args, processing_class, objective, plain_rows(train_dataset), plain_rows(eval_dataset)
+        )
         assert processing_class is not None
         if optimizers[0] is not None and args.learning_rates:
             raise ValueError("got learning_rates and an optimizer; set the rates of its groups instead")
@@ -158,27 +158,28 @@ class SupCLAPTrainer(Trainer):
         self._has_checked_gradients = False
 
         self.data = make_usable({"train": train_dataset, "validation": eval_dataset}, args, processing_class)
-        self.train_rows, self.eval_rows = plain_rows(self.data["train"]), plain_rows(self.data["validation"])
-        source = read_in_epochs(self.data["train"], args)
-        self._batches = source.batches
+        self.train_rows, self.eval_rows = plain_rows(self.data).values()
+        train_rows, self._batches = read_in_epochs(self.data["train"], args)
         collator, self.evaluation_collator = self._build_collators(args)
         super().__init__(
             model=self.module,
             args=args,
             data_collator=collator,
-            train_dataset=source.dataset,
+            train_dataset=train_rows,
             eval_dataset=_indexed(self.eval_rows),
             processing_class=processing_class,
             compute_metrics=compute_metrics,
-            callbacks=self._build_callbacks(args, collator, source.epochs, callbacks or []),
+            callbacks=self._build_callbacks(
+                args, [collator, train_rows if self._batches is None else self._batches], callbacks or []
+            ),
             optimizers=optimizers,
         )
         self._replace_launch_settings(args)
         self._hard_batches: Any = None
-        if args.hard_negatives_per_batch and isinstance(source.dataset, IndexedRows):
+        if args.hard_negatives_per_batch and train_rows is not None:
             from .hard_batches import order_by_captions  # here, because few runs need it
 
-            self._hard_batches = order_by_captions(self.clap, self.processor, source.dataset, args)
+            self._hard_batches = order_by_captions(self.clap, self.processor, train_rows, args)
 
     def _build_module(self, args: SupCLAPTrainingArguments, objective: Any) -> ContrastiveModule:
         """Combine the model with its objective: by default, the one of `args.loss`."""
@@ -205,14 +206,13 @@ class SupCLAPTrainer(Trainer):
         training = TrainingCollator(
             self.processor,
             args.languages,
-            args.positives,
             scheme=args.caption_scheme,
             languages_per_clip=args.languages_per_clip,
             negatives_per_clip=args.negatives_per_clip,
             **self._training_options(args),
             **shared,
         )
-        return training, EvaluationCollator(self.processor, args.eval_languages, args.positives, **shared)
+        return training, EvaluationCollator(self.processor, args.eval_languages, **shared)
 
     def _collator_options(self, args: Any) -> dict[str, Any]:
         """Return the options of any collator."""
@@ -220,6 +220,7 @@ class SupCLAPTrainer(Trainer):
         if on_device is None:
             on_device = args.device.type == "cuda" and self.processor.runs_on_device
         return {
+            "positives": args.positives,
             "max_audio_seconds": args.max_audio_seconds,
             "pad_short_clips": args.pad_short_clips,
             "gives_samples": on_device,
@@ -233,10 +234,11 @@ class SupCLAPTrainer(Trainer):
             augmentation = WaveformAugmentation(args, self.processor.feature_extractor.sampling_rate)
         return {"seed": args.seed, "augmentation": augmentation, "changes_features": args.apply_spec_augment}
 
-    def _build_callbacks(
-        self, args: Any, collator: TrainingCollator, epochs: Sequence[Any], own: Sequence[TrainerCallback]
-    ) -> list[TrainerCallback]:
-        """Return the callbacks of this trainer and `own`, those of the user. `epochs` are told the epoch."""
+    def _build_callbacks(self, args: Any, sources: list[Any], own: Sequence[TrainerCallback]) -> list[TrainerCallback]:
+        """Return the callbacks of this trainer and `own`, those of the user.
+
+        `sources` are the training collator, and the rows or batches, or None; their random numbers depend on the epoch.
+        """
         built: list[TrainerCallback] = [StartCallback(), self._best, *own]
         if args.ema_decay is not None:
             built.append(self._ema)
@@ -246,8 +248,8 @@ class SupCLAPTrainer(Trainer):
             built.append(DriftCallback(self.module.objective, self._logs, args.learning_rate))
         if args.track_language_errors and self.train_rows is not None:
             light = without_audio(self.train_rows)
-            built.append(LanguageErrorsCallback(self.module, collator, light, self._logs))
-        return [*built, self.throughput, EpochCallback(self._begin_epoch, collator, *epochs)]
+            built.append(LanguageErrorsCallback(self.module, sources[0], light, self._logs))
+        return [*built, self.throughput, EpochCallback(self._begin_epoch, sources)]
 
     def _replace_launch_settings(self, args: Any) -> None:
         """Compile blocks instead of steps, save on SIGTERM between two steps, and print one line per log."""
@@ -445,17 +447,18 @@ class SupCLAPTrainer(Trainer):
         folder = self.args.output_dir or "."
         with folder_lock(folder) if self.is_world_process_zero() else nullcontext():
             checkpoint = self._find_checkpoint(folder, resume_from_checkpoint)
+            self._recent, self._loss_sum = [], 0.0
             if checkpoint is not None:
                 run = self._describe_run()
-                refuse_another_run(checkpoint, run)
-                self._best.forgets = selects_otherwise(checkpoint, run)
+                saved = refuse_another_run(checkpoint, run)
+                self._loss_sum = saved.get("loss_sum", math.nan)
+                self._best.forgets = selects_otherwise(saved, run)
                 if self._best.forgets:
                     logger.warning(
                         "the validation rows or the metric have changed; the earlier best score is forgotten"
                     )
             self._refuse_unknown_metric()
             self._ema.checkpoint = checkpoint
-            self._recent, self._loss_sum = [], read_loss_sum(checkpoint)
             self._set_precision()
             # evaluation names the model by it, not by its start
             self.clap.trained_in = Path(folder).absolute().name
@@ -723,10 +726,8 @@ class SupCLAPTrainer(Trainer):
         If the checkpoint is uploaded, or if the model is sharded, it contains all weights.
         """
         is_whole = is_gathered or self.args.save_only_model or self.args.push_to_hub or uploads_checkpoints()
-        frozen: set[str] = set()
-        for name, weight in self.module.state_dict(keep_vars=True).items():
-            if not is_whole and isinstance(weight, nn.Parameter) and not weight.requires_grad:
-                frozen.add(name)
+        parameters = [] if is_whole else self.module.named_parameters(remove_duplicate=False)
+        frozen = {name for name, weight in parameters if name in weights and not weight.requires_grad}
         if sum(weights[name].nbytes for name in frozen) < 0.01 * sum(weight.nbytes for weight in weights.values()):
             frozen = set()  # a few idle weights are not worth a second file
         with self.args.public_in_files():

@@ -47,12 +47,21 @@ INTERNAL = {
 
 _CHOICES = {
     "loss": options.LOSSES,
-    "svr": options.SUPPORT_VECTORS,
-    "radius_order": options.RADIUS_ORDERS,
-    "reweighting": options.REWEIGHTINGS,
-    "positives": options.POSITIVES,
+    "svr": (
+        "none",
+        "uni-static",
+        "bi-static",
+        "uni-dynamic",
+        "bi-dynamic",
+        "uni-fixed",
+        "bi-fixed",
+        "within-modality",
+    ),
+    "radius_order": ("sorted", "batch"),
+    "reweighting": ("pull", "probability"),
+    "positives": ("clip", "captions"),
     "on_bad_audio": ON_BAD_AUDIO,
-    "cache_frozen": options.CACHE_FROZEN,
+    "cache_frozen": ("always", "never"),
     "stage": ("a", "b"),
     "text_scheme": ("random", "kcl"),
 }

@@ -63,7 +63,7 @@ def test_averages_without_a_log_take_no_memory():
 @pytest.mark.parametrize(("position", "epoch"), [(None, 0), (0.0, 0), (2.0, 2), (2.6, 2)])
 def test_the_collator_receives_whole_epochs(position, epoch):
     told = []
-    callback = EpochCallback(lambda: None, SimpleNamespace(set_epoch=told.append))
+    callback = EpochCallback(lambda: None, [SimpleNamespace(set_epoch=told.append)])
     callback.on_epoch_begin(None, SimpleNamespace(epoch=position), None)
     assert told == [epoch]
 
