@@ -211,7 +211,7 @@ def describe_run(
     """Describe a run for `RUN_FILE`.
 
     Args:
-        data: Records of the "train" and "validation" rows (see `rows.record_of`).
+        data: Records of the "train" and "validation" rows (see `rows.UsableRows.record`).
         batches: Batch sampler of a stream.
         optimizer: Optimizer that the user has passed to the trainer. None: the one of `args`.
 

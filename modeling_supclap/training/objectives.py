@@ -8,11 +8,8 @@ does not need them.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -450,14 +447,13 @@ def load_objective(name: str) -> nn.Module:
 
     The module may be in the current folder.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    module_name, own_name = name.split(":")
-    objective = getattr(importlib.import_module(module_name), own_name, None)
+    from ..evaluation.models import find_function  # here, because few runs need it
+
+    objective = find_function(name)
     if inspect.isfunction(objective):
         return FunctionObjective(objective)
     if not isinstance(objective, type) or not issubclass(objective, nn.Module):
-        raise ValueError(f"got loss={name!r}; expected a function or a subclass of nn.Module in {module_name}")
+        raise ValueError(f"got loss={name!r}; expected the name of a function or of a subclass of nn.Module")
     try:
         return objective()
     except TypeError as error:

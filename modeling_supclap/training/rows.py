@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,18 +99,16 @@ def list_left_out(rows: Any, usable: Any) -> list[str]:
     return [row["clip_id"] for row in without_audio(rows) if row["clip_id"] not in ids]
 
 
+def map_sets(function: Callable[[Any], Any], rows: Any) -> Any:
+    """Apply a function to rows, or to each in a dict. None is returned unchanged."""
+    if isinstance(rows, Mapping):
+        return {name: map_sets(function, each) for name, each in rows.items()}
+    return rows if rows is None else function(rows)
+
+
 def plain_rows(usable: Any) -> Any:
     """Return the rows of `UsableRows`, or of each in a dict. Other rows and None are returned unchanged."""
-    if isinstance(usable, Mapping):
-        return {name: plain_rows(each) for name, each in usable.items()}
-    return usable.rows if isinstance(usable, UsableRows) else usable
-
-
-def record_of(usable: Any) -> Any:
-    """Return the record of `UsableRows`, or of each in a dict. None is returned unchanged."""
-    if isinstance(usable, Mapping):
-        return {name: record_of(each) for name, each in usable.items()}
-    return None if usable is None else usable.record
+    return map_sets(lambda each: each.rows if isinstance(each, UsableRows) else each, usable)
 
 
 def dataset_names(rows: Any) -> set[str]:

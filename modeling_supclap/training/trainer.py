@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DynamoBackend, send_to_device
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
@@ -67,7 +67,7 @@ from .kept import KeptValues
 from .objectives import MatryoshkaObjective, SupportVectorRegularizer, build_objective, load_objective, start_radii
 from .options import chance_loss
 from .parameter_groups import as_rates, decays, split_by_rate
-from .rows import as_plain_rows, dataset_names, make_usable, plain_rows, read_in_epochs, record_of
+from .rows import as_plain_rows, dataset_names, make_usable, map_sets, plain_rows, read_in_epochs
 from .training_args import SupCLAPTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class SupCLAPTrainer(Trainer):
         self._frozen: dict[str, str] = {}
         self._logs = Averages()
         # loss, logs and clips of the steps since the last check, and the sum of the losses before
-        self._recent: list[tuple[int, torch.Tensor, Mapping[str, Any], torch.Tensor]] = []
+        self._recent: list[tuple[int, Tensor, Mapping[str, Any], Tensor]] = []
         self._step_logs: Mapping[str, Any] = {}
         self._loss_sum = 0.0
         self.throughput, self._best = ThroughputCallback(self._logs), BestCheckpointCallback()
@@ -166,7 +166,7 @@ class SupCLAPTrainer(Trainer):
             args=args,
             data_collator=collator,
             train_dataset=train_rows,
-            eval_dataset=_indexed(self.eval_rows),
+            eval_dataset=map_sets(IndexedRows, self.eval_rows),
             processing_class=processing_class,
             compute_metrics=compute_metrics,
             callbacks=self._build_callbacks(
@@ -321,7 +321,8 @@ class SupCLAPTrainer(Trainer):
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return a DataLoader of rows as `evaluate` and `predict` read them: each clip once, with all its captions."""
-        rows = _indexed(as_plain_rows(test_dataset, self.args))
+        rows = as_plain_rows(test_dataset, self.args)
+        rows = rows if isinstance(rows, IndexedRows) else IndexedRows(rows)
         loader = self._build_loader(rows, self.evaluation_collator, batch_size=self.args.eval_batch_size)
         return self.accelerator.prepare(loader)
 
@@ -491,7 +492,7 @@ class SupCLAPTrainer(Trainer):
 
         return retrieval_metric_names(self.args.eval_languages)
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Train on one batch as in the Trainer. In the first step of an epoch, warn of parameters that do not train.
 
         They have no gradient, or are not in the optimizer, because they were unfrozen later or it is the user's own.
@@ -569,7 +570,8 @@ class SupCLAPTrainer(Trainer):
         return used
 
     def _describe_run(self) -> dict[str, Any]:
-        return describe_run(self.args, self.module, record_of(self.data), self._batches, self._own_optimizer)
+        records = map_sets(lambda usable: usable.record, self.data)
+        return describe_run(self.args, self.module, records, self._batches, self._own_optimizer)
 
     def _set_precision(self) -> None:
         """Apply `args.tf32`. The setter of transformers is cached: its second call with a value has no effect."""
@@ -701,7 +703,7 @@ class SupCLAPTrainer(Trainer):
         with self._ema:
             super().save_model(output_dir, _internal_call)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the weights: to a `CheckpointFolder` for resuming, and to any other folder for `from_pretrained`.
 
         `state_dict` contains the gathered weights of a sharded model. None: use those of this process.
@@ -719,7 +721,7 @@ class SupCLAPTrainer(Trainer):
         elif self.args.should_save:
             self._save_for_inference(Path(output_dir or self.args.output_dir or "."), weights)
 
-    def _save_to_resume(self, folder: CheckpointFolder, weights: dict[str, torch.Tensor], is_gathered: bool) -> None:
+    def _save_to_resume(self, folder: CheckpointFolder, weights: dict[str, Tensor], is_gathered: bool) -> None:
         """Save the weights of the model and of the objective.
 
         A checkpoint contains only the trained weights, and `write_frozen` writes the frozen ones to the output folder.
@@ -744,7 +746,7 @@ class SupCLAPTrainer(Trainer):
 
                 save_configs(self.clap, folder)
 
-    def _save_for_inference(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    def _save_for_inference(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Save the model without its objective, and its processor. Adapters are merged in the saved model."""
         inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
         adapters = getattr(self.clap, "peft_config", None)
@@ -777,10 +779,3 @@ def _add_metrics(ours: Callable[[Any], dict[str, float]], custom: Any, predictio
     if added is not None and not isinstance(added, Mapping):
         raise TypeError(f"compute_metrics returned a {type(added).__name__}; return a dict of metrics, or None")
     return {**ours(prediction), **(added or {})}
-
-
-def _indexed(rows: Any) -> Any:
-    """Wrap a dataset, or each dataset of a dict, in `IndexedRows`."""
-    if isinstance(rows, dict):
-        return {name: _indexed(each) for name, each in rows.items()}
-    return rows if rows is None or isinstance(rows, IndexedRows) else IndexedRows(rows)
