@@ -7,14 +7,14 @@ WavLM, Data2Vec, wav2vec2-BERT, ...).
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from .pooling import mean_pool, replace_pooled
 
 
 def run_encoder(
-    encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None = None, **kwargs: Any
+    encoder: Any, features: Tensor, mask: Tensor | None, pooling: str | None = None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
     """Encode clips with a transformers audio encoder. The output of a clip does not depend on the others in the batch.
 
@@ -44,7 +44,7 @@ def run_encoder(
         raise ValueError(f"clip {clip} has {shortest} values, fewer than one frame of {name}; pass longer clips")
 
     parts: list[Any] = []
-    rows: list[torch.Tensor] = []
+    rows: list[Tensor] = []
     for length in lengths.unique().tolist():
         rows.append((lengths == length).nonzero().flatten())
         parts.append(_run(encoder, features[rows[-1], :length], None, pooling, **kwargs))
@@ -53,7 +53,7 @@ def run_encoder(
 
     # Pad all groups to the same number of frames and restore the order of the clips: (b, n, D) -> (B, N, D)
     order = torch.cat(rows).argsort()
-    flat: list[torch.Tensor] = []
+    flat: list[Tensor] = []
     for part in parts:
         flat.extend(part.last_hidden_state)
     hidden = nn.utils.rnn.pad_sequence(flat, batch_first=True)
@@ -63,7 +63,7 @@ def run_encoder(
 
 
 def _run(
-    encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None, **kwargs: Any
+    encoder: Any, features: Tensor, mask: Tensor | None, pooling: str | None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
     """Encode clips of the same input length. If there is a mask, mean pooling ignores padded frames."""
     outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True})

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .waveform import resample, to_mono
 
@@ -198,7 +199,7 @@ def as_waveforms(
     Raises:
         ValueError: There are no clips, or a clip is invalid or too short; the message contains the index of the clip.
     """
-    is_array = isinstance(audio, (np.ndarray, torch.Tensor))
+    is_array = isinstance(audio, (np.ndarray, Tensor))
     if is_array and audio.ndim not in (1, 2):
         shape = tuple(audio.shape)
         raise ValueError(f"audio has shape {shape}; pass one clip (samples,), an array (clips, samples) or a list")
@@ -247,7 +248,7 @@ def as_waveform(
         >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
         [0.125, 0.125]
     """
-    if isinstance(clip, torch.Tensor):
+    if isinstance(clip, Tensor):
         clip = clip.detach().cpu()
         clip = clip.float() if clip.dtype == torch.bfloat16 else clip
     try:
@@ -279,7 +280,7 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
     if isinstance(audio, (*_FILE, Mapping)) or is_object or _is_pair(audio):
         return [audio], True
 
-    if isinstance(audio, (np.ndarray, torch.Tensor)):
+    if isinstance(audio, (np.ndarray, Tensor)):
         # an array of paths or of arrays
         if isinstance(audio, np.ndarray) and audio.dtype.kind in "OU":
             return list(audio), False
@@ -313,7 +314,7 @@ def _is_pair(clip: Any) -> bool:
     """Return whether the input is a tuple of an array and its sampling rate, in either order."""
     if not isinstance(clip, tuple) or len(clip) != 2:
         return False
-    arrays = sum(isinstance(part, (np.ndarray, torch.Tensor)) for part in clip)
+    arrays = sum(isinstance(part, (np.ndarray, Tensor)) for part in clip)
     return arrays == 1 and any(isinstance(part, _NUMBER) for part in clip)
 
 

@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import BatchFeature
 from transformers.utils import logging
 
@@ -47,7 +48,7 @@ _BATCHES_AT_ONCE = 8
 LONGEST_SECONDS = 300.0
 _DAMAGED = "the weights are damaged, or the projection of this input is zero"
 Texts = str | Sequence[str]
-Embeds = TypeVar("Embeds", np.ndarray, torch.Tensor)
+Embeds = TypeVar("Embeds", np.ndarray, Tensor)
 # Models in `inference`, by id: the number of threads, and the mode of each module before the first of them.
 _EVALUATING: dict[int, tuple[int, list[tuple[Any, bool]]]] = {}
 _EVALUATING_LOCK = threading.Lock()
@@ -153,10 +154,7 @@ class _ChunkReader(NamedTuple):
     def read(self, index: int, recording: Recording, starts: Sequence[int] | None = None) -> list[_Chunk]:
         """Read the chunks that start at the given samples. If `starts` is None, read all chunks."""
         try:
-            if starts is None:
-                first, stop = 0, None
-            else:
-                first, stop = starts[0], starts[-1] + self.chunk_samples
+            first, stop = (0, None) if starts is None else (starts[0], starts[-1] + self.chunk_samples)
             waveform = recording.read(self.rate_hz, first, stop, self.resampling_method)
             if starts is None:
                 starts = self.find_starts(len(waveform))
@@ -164,8 +162,8 @@ class _ChunkReader(NamedTuple):
             chunks = []
             for start in starts:
                 content = waveform[start - first : start - first + self.chunk_samples]
-                chunk = _Chunk(index, recording.name, start, start + len(content), content)
-                chunks.append(chunk._replace(is_silent=not content.any()))
+                stop = start + len(content)
+                chunks.append(_Chunk(index, recording.name, start, stop, content, is_silent=not content.any()))
             # a file may be shorter than its header states
             if len(chunks[-1].content) < self.min_samples:
                 seconds = (first + len(waveform)) / self.rate_hz
@@ -300,7 +298,7 @@ def encode_audio(
     *,
     convert_to_tensor: Literal[True],
     **options: Unpack[EncodeAudioOptions],
-) -> torch.Tensor: ...
+) -> Tensor: ...
 @overload
 def encode_audio(
     model: Any, audio: Any, processor: Processor = None, **options: Unpack[EncodeAudioOptions]
@@ -394,7 +392,7 @@ def encode_text(
     *,
     convert_to_tensor: Literal[True],
     **options: Unpack[EncodeTextOptions],
-) -> torch.Tensor: ...
+) -> Tensor: ...
 @overload
 def encode_text(
     model: Any, texts: Texts, processor: Processor = None, **options: Unpack[EncodeTextOptions]
@@ -730,7 +728,7 @@ def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
     return inputs.to(model.device, dtype=None if hasattr(model, "run_audio_tower") else model.dtype)
 
 
-def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
+def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Tensor:
     """Embed n waveforms (samples,) at the model's sampling rate in one batch.
 
     Returns:
@@ -741,6 +739,6 @@ def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
         return pooled / pooled.norm(dim=-1, keepdim=True)
 
 
-def mean_embedding(embeds: torch.Tensor) -> torch.Tensor:
+def mean_embedding(embeds: Tensor) -> Tensor:
     """Compute the normalised mean of chunk embeddings, (chunks, d) -> (d,). It is NaN if there are no chunks."""
     return embeds[0] if len(embeds) == 1 else torch.nn.functional.normalize(embeds.mean(dim=0), dim=-1)

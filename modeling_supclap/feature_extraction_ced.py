@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtractor
 
 from .audio_input import as_waveforms, stack_clips
@@ -157,7 +158,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         """Convert lengths in samples (an integer or a tensor of integers) to numbers of frames."""
         return 1 + (samples if self.center else samples - self.n_fft) // self.hop_size
 
-    def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
+    def on_device(self, samples: Tensor, sample_counts: Tensor) -> dict[str, Tensor]:
         """Compute the same spectrograms as `__call__` from a batch of waveforms, on the device of the waveforms.
 
         Args:
@@ -186,7 +187,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         features = decibels.clamp_(min=loudest - self.top_db).masked_fill_(~is_clip, SILENCE_DB)
         return {"input_features": features, "audio_attention_mask": mask.long()}
 
-    def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
+    def _log_mel(self, waveforms: Tensor) -> Tensor:
         """Compute log-mel spectrograms in decibels from waveforms, (..., samples) -> (..., feature_size, T).
 
         With `center=True`, the caller must first pad the waveforms by reflection. The result is the same as that of
@@ -214,14 +215,14 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 # These functions state the dtype, because their results are cached: the default dtype may differ at the first call.
 
 
-def window_function(n_fft: int, win_size: int) -> torch.Tensor:
+def window_function(n_fft: int, win_size: int) -> Tensor:
     """Return a periodic Hann window in the middle of n_fft samples, (n_fft,) float32."""
     before = (n_fft - win_size) // 2
     window = torch.hann_window(win_size, dtype=torch.float32)
     return torch.nn.functional.pad(window, (before, n_fft - win_size - before))
 
 
-def mel_filters(n_fft: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int) -> torch.Tensor:
+def mel_filters(n_fft: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int) -> Tensor:
     """Return triangular filters of height 1 on the HTK mel scale, (n_fft / 2 + 1, n_mels) float32.
 
     They equal those of `torchaudio.functional.melscale_fbanks`, which have the default dtype. f_max=None: half the
@@ -238,7 +239,7 @@ def mel_filters(n_fft: int, f_min: float, f_max: float | None, n_mels: int, rate
 @lru_cache(maxsize=8)
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
-) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
+) -> tuple[Tensor, list[tuple[int, int, Tensor]]]:
     """Return the window (n_fft,) and the groups of mel filters (see `group_bands`), with transposed weights.
 
     Each FFT bin has two rows, its real and its imaginary part.

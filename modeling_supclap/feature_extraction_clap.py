@@ -8,6 +8,7 @@ exceed -100 dB in silent bands beside a loud tone.
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import ClapFeatureExtractor
 
 # Smallest mel power: -100 dB.
@@ -32,8 +33,8 @@ def extract_clap(extractor: ClapFeatureExtractor, clip: np.ndarray) -> dict[str,
 
 
 def extract_clap_on_device(
-    extractor: ClapFeatureExtractor, samples: torch.Tensor, sample_counts: torch.Tensor
-) -> dict[str, torch.Tensor]:
+    extractor: ClapFeatureExtractor, samples: Tensor, sample_counts: Tensor
+) -> dict[str, Tensor]:
     """Compute the same features as `extract_clap` from a batch of waveforms, on the device of the waveforms.
 
     Args:
@@ -78,9 +79,7 @@ def _find_repeated_frames(num_samples: int, extractor: ClapFeatureExtractor) -> 
     return (first, stop, period) if stop > first else (0, 0, 0)
 
 
-def _log_mel(
-    waveforms: torch.Tensor, extractor: ClapFeatureExtractor, repeated: tuple[int, int, int] = (0, 0, 0)
-) -> torch.Tensor:
+def _log_mel(waveforms: Tensor, extractor: ClapFeatureExtractor, repeated: tuple[int, int, int] = (0, 0, 0)) -> Tensor:
     """Compute log-mel spectrograms in decibels, (B, samples) -> (B, T, mels) float32, with centred frames.
 
     `repeated` is the result of `_find_repeated_frames`. These frames are copied.
@@ -113,7 +112,7 @@ def _log_mel(
     return mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
 
 
-def group_bands(filters: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+def group_bands(filters: Tensor) -> list[tuple[int, int, Tensor]]:
     """Split mel filters (rows, bands) into groups of up to 16 adjacent bands, `(first band, first row, weights)`.
 
     `weights` (rows, bands) starts at `first row` and ends with the last row where a filter of the group is not zero.
@@ -126,6 +125,6 @@ def group_bands(filters: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
     return groups
 
 
-def _stack_views(mel: torch.Tensor, extractor: ClapFeatureExtractor) -> torch.Tensor:
+def _stack_views(mel: Tensor, extractor: ClapFeatureExtractor) -> Tensor:
     """Add the axis of views, (B, T, mels) -> (B, views, T, mels). A fused CLAP needs four equal views of a clip."""
     return mel.unsqueeze(1).repeat(1, 4 if extractor.truncation == "fusion" else 1, 1, 1)

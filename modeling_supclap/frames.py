@@ -1,11 +1,10 @@
 """Count the frames of spectrograms in a padded batch, for audio encoders with a padding mask."""
 
 import torch
+from torch import Tensor
 
 
-def count_frames(
-    features: torch.Tensor, mask: torch.Tensor | None, n_mels: int, min_frames: int, is_training: bool
-) -> torch.Tensor:
+def count_frames(features: Tensor, mask: Tensor | None, n_mels: int, min_frames: int, is_training: bool) -> Tensor:
     """Count the frames of each clip, (B,).
 
     Args:

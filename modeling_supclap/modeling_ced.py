@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
@@ -43,8 +43,8 @@ class CEDAttention(nn.Module):
         self.proj_drop = nn.Dropout(config.drop_rate)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the output (B, N, D) and the attention weights. The weights are None with SDPA or flash attention."""
         batch, tokens, width = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
@@ -76,7 +76,7 @@ class CEDBlock(GradientCheckpointingLayer):
         # stochastic depth, Huang et al., 2016, arXiv 1603.09382
         self.drop_path = ClapDropPath(drop_path_rate)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Tensor:
         """Map (B, N, D) to (B, N, D)."""
         attended, _ = self.attn(self.norm1(hidden_states), attention_mask, **kwargs)
         hidden_states = hidden_states + self.drop_path(attended)
@@ -86,7 +86,7 @@ class CEDBlock(GradientCheckpointingLayer):
 class CEDBatchNorm(nn.BatchNorm1d):
     """Batch norm over mel bands that always uses the running statistics, even during training."""
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """Convert (B, mels, T) to the dtype of the weights, and normalise each mel band."""
         features = features.to(self.weight.dtype)
         return nn.functional.batch_norm(
@@ -100,7 +100,7 @@ class CEDPatchConv2d(nn.Conv2d):
     Use the weights only inside `forward`. With a `device_map`, they may be on disk until `forward` is called.
     """
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to patches (B, D, rows, columns), channels last in memory, as `nn.Conv2d` does."""
         height, width = self.kernel_size
         rows, columns = images.shape[2] // height, images.shape[3] // width
@@ -173,9 +173,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
             init.normal_(module.freq_pos_embed, std=std)
 
     @torch.no_grad()
-    def fit_normalisation(
-        self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None
-    ) -> None:
+    def fit_normalisation(self, input_features: Tensor, audio_attention_mask: Tensor | None = None) -> None:
         """Set the mean and variance of each mel band from a few hundred clips. The arguments are as in `forward`."""
         frames = input_features.transpose(1, 2)
         frames = frames.flatten(0, 1) if audio_attention_mask is None else frames[audio_attention_mask.bool()]
@@ -185,7 +183,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self, input_features: Tensor, audio_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutputWithPooling:
         """Encode a batch of clips.
 
@@ -249,7 +247,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
 
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
-    def _split(self, frames: torch.Tensor) -> torch.Tensor:
+    def _split(self, frames: Tensor) -> Tensor:
         """Split frames (B, T, mels) into chunks (B, chunks, frames per chunk, mels)."""
         length = self.config.target_length
         # A traced graph keeps an incomplete chunk; the token mask excludes it from the mean.
@@ -263,7 +261,7 @@ class CEDModel(StrictLoadingMixin, PreTrainedModel):
         frames = nn.functional.pad(frames, (0, 0, 0, n_chunks * chunk_frames - n_frames))
         return frames.reshape(frames.shape[0], n_chunks, chunk_frames, frames.shape[2])
 
-    def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
+    def _token_mask(self, n_frames: Tensor, n_chunks: int, chunk_frames: int) -> Tensor:
         """Return a mask (B, chunks, tokens per chunk), True for tokens of the clip and False for padding."""
         length, patch = self.config.target_length, self.patch_frames
         whole = n_frames // length * length

@@ -7,7 +7,7 @@ that blocks are numbered from 0: `conv_block1` is called `conv_blocks.0`.
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -31,7 +31,7 @@ class CNN14Block(GradientCheckpointingLayer):
         self.pool = nn.AvgPool2d(pool)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Map (B, channels_in, T, mels) to (B, channels_out, T / pool, mels / pool)."""
         hidden_states = self.bn1(self.conv1(hidden_states)).relu()
         hidden_states = self.bn2(self.conv2(hidden_states)).relu()
@@ -87,7 +87,7 @@ class CNN14Model(StrictLoadingMixin, PreTrainedModel):
         return self.conv_blocks[0]
 
     @can_return_tuple
-    def forward(self, input_features: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+    def forward(self, input_features: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
         """Encode log-mel spectrograms in decibels, (B, 1, T, n_mels), of clips that all have the same length.
 
         Returns:

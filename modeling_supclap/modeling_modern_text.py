@@ -7,7 +7,7 @@ without their prefix `text.`.
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -45,7 +45,7 @@ class ModernTextMLP(nn.Module):
         else:
             self.c_fc, self.c_proj = nn.Linear(width, inner, bias=bias), nn.Linear(inner, width, bias=bias)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Map (B, N, D) to (B, N, D)."""
         if self.mlp_type == "swiglu":
             up, gate = self.w12(hidden_states).chunk(2, dim=-1)
@@ -62,7 +62,7 @@ class LayerScale(nn.Module):
         super().__init__()
         self.gamma = nn.Parameter(torch.empty(width))
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Scale (B, N, D)."""
         return hidden_states * self.gamma
 
@@ -88,12 +88,12 @@ class ModernTextBlock(GradientCheckpointingLayer):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         rotation: Rotation,
         attention_mask: Any = None,
-        first_value: torch.Tensor | None = None,
+        first_value: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Map (B, N, D) to (B, N, D). Also return the attention values of this block."""
         attended, _, value = self.attn(self.norm1(hidden_states), rotation, attention_mask, first_value, **kwargs)
         hidden_states = hidden_states + self.ls1(self.norm1_post(attended))
@@ -111,7 +111,7 @@ class ModernTextPool(AttentionPool):
         self.q_norm = build_norm(config, width // heads, config.qk_norm)
         self.k_norm = build_norm(config, width // heads, config.qk_norm)
 
-    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, token_mask: Tensor) -> Tensor:
         """Pool tokens (B, N, D) where the mask (B, N) is True to one vector per text, (B, D)."""
         return self.attend(self.query, hidden_states, token_mask)
 
@@ -167,7 +167,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutputWithPooling:
         """Encode a batch of texts. Each text is BOS, its tokens and EOS, with padding on the right.
 
@@ -208,7 +208,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
             last_hidden_state=hidden, pooler_output=self._pool(hidden, token_mask, input_ids)
         )
 
-    def _pool(self, hidden: torch.Tensor, token_mask: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    def _pool(self, hidden: Tensor, token_mask: Tensor, input_ids: Tensor) -> Tensor:
         """Pool tokens (B, N, D) to (B, D). Without an EOS token, "eos" selects the last real token."""
         if self.pool is not None:
             return self.pool(hidden, token_mask)

@@ -8,7 +8,7 @@ prefix `audio.encoder.vit.`.
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
@@ -37,7 +37,7 @@ class NaFlexPatches(nn.Module):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
 
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+    def forward(self, patches: Tensor) -> Tensor:
         """Map patches (B, N, patch values) to tokens (B, prefix + N, D)."""
         prefix = []
         for token in (self.cls_token, self.reg_token):
@@ -73,7 +73,7 @@ class NaFlexMLP(nn.Module):
         self.norm = build_norm(config, inner, config.scale_mlp_norm)
         self.fc2 = nn.Linear(inner, width)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Map (B, N, D) to (B, N, D)."""
         if not self.is_gated:
             inner = nn.functional.gelu(self.fc1(hidden_states))
@@ -99,9 +99,7 @@ class NaFlexBlock(GradientCheckpointingLayer):
         self.mlp = NaFlexMLP(config)
         self.gamma_2 = nn.Parameter(torch.empty(width)) if has_mlp_scale else None
 
-    def forward(
-        self, hidden_states: torch.Tensor, rotation: Rotation, attention_mask: Any = None, **kwargs: Any
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, rotation: Rotation, attention_mask: Any = None, **kwargs: Any) -> Tensor:
         """Map (B, N, D) to (B, N, D)."""
         attended, *_ = self.attn(self.norm1(hidden_states), rotation, attention_mask, **kwargs)
         hidden_states = hidden_states + (attended if self.gamma_1 is None else self.gamma_1 * attended)
@@ -121,7 +119,7 @@ class NaFlexAttentionPool(AttentionPool):
         self.norm = build_norm(config, width)
         self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)})
 
-    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, token_mask: Tensor | None) -> Tensor:
         """Pool tokens (B, N, D) where the mask (B, N) is True to one vector per clip, (B, D)."""
         pooled = self.proj(self.attend(self.latent, hidden_states, token_mask))
         return pooled + self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](self.norm(pooled))))
@@ -185,7 +183,7 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self, input_features: Tensor, audio_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutputWithPooling:
         """Encode a batch of clips.
 
@@ -232,7 +230,7 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
             patches_out = patches_out * token_mask.unsqueeze(-1)
         return BaseModelOutputWithPooling(last_hidden_state=patches_out, pooler_output=pooled)
 
-    def _patchify(self, features: torch.Tensor, n_frames: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    def _patchify(self, features: Tensor, n_frames: Tensor) -> tuple[Tensor, int, int]:
         """Cut spectrograms (B, mels, T) into patches (B, rows * columns, patch_freq * patch_time).
 
         The last patch of a clip is filled as in `patch_pad_mode`. Return the patches, and the numbers of rows and
@@ -273,7 +271,7 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
         angles = nn.functional.pad(angles, (0, 0, config.prefix_tokens, 0))
         return angles.cos(), angles.sin()
 
-    def _pool(self, hidden: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+    def _pool(self, hidden: Tensor, token_mask: Tensor | None) -> Tensor:
         """Pool the output of the last block (B, prefix + N, D) to (B, D), with or without the prefix tokens."""
         prefix = self.config.prefix_tokens
         if not self.config.pool_include_prefix:
@@ -282,7 +280,7 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
             token_mask = nn.functional.pad(token_mask, (prefix, 0), value=True)
         return self.pool_tokens(hidden, token_mask)
 
-    def pool_tokens(self, hidden: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def pool_tokens(self, hidden: Tensor, token_mask: Tensor | None = None) -> Tensor:
         """Pool the tokens (B, N, D) where the mask (B, N) is True, by attention or by their mean, to (B, D)."""
         if self.attn_pool is None:
             return self.fc_norm(mean_pool(hidden, token_mask))

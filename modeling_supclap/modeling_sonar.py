@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import torch
+from torch import Tensor
 from transformers import M2M100Config
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
@@ -32,9 +32,9 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch of texts. Each text is a language token, the tokens of the text, and `</s>`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
@@ -43,11 +43,11 @@ class SupCLAPOutput(ModelOutput):
         text_model_output: Output of the text tower, with `text_embeds` as its `pooler_output`.
     """
 
-    loss: torch.Tensor | None = None
-    logits_per_audio: torch.Tensor | None = None
-    logits_per_text: torch.Tensor | None = None
-    audio_embeds: torch.Tensor | None = None
-    text_embeds: torch.Tensor | None = None
+    loss: Tensor | None = None
+    logits_per_audio: Tensor | None = None
+    logits_per_text: Tensor | None = None
+    audio_embeds: Tensor | None = None
+    text_embeds: Tensor | None = None
     audio_model_output: BaseModelOutputWithPooling | None = None
     text_model_output: BaseModelOutputWithPooling | None = None
 
@@ -71,7 +71,7 @@ class SupCLAPProjection(nn.Module):
             self.linear2 = nn.Linear(config.projection_dim, config.projection_dim, bias=has_bias)
         self.layer_norm = nn.LayerNorm(config.projection_dim) if is_residual else None
 
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+    def forward(self, pooled: Tensor) -> Tensor:
         """Map (B, width) to embeddings (B, projection_dim) with unit norm. A zero vector stays zero."""
         hidden = self.linear1(pooled)
         projected = hidden if self.linear2 is None else self.linear2(self.activation(hidden))
@@ -229,7 +229,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         self,
         save_directory: str | os.PathLike[str],
         is_main_process: bool = True,
-        state_dict: dict[str, torch.Tensor] | None = None,
+        state_dict: dict[str, Tensor] | None = None,
         **kwargs: Any,
     ) -> None:
         """Save a model as in transformers.
@@ -319,9 +319,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     @can_return_tuple
     def get_audio_features(
         self,
-        input_features: torch.Tensor,
-        audio_attention_mask: torch.Tensor | None = None,
-        is_longer: torch.Tensor | None = None,
+        input_features: Tensor,
+        audio_attention_mask: Tensor | None = None,
+        is_longer: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Compute audio embeddings.
@@ -341,9 +341,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
 
     def run_audio_tower(
         self,
-        input_features: torch.Tensor,
-        audio_attention_mask: torch.Tensor | None = None,
-        is_longer: torch.Tensor | None = None,
+        input_features: Tensor,
+        audio_attention_mask: Tensor | None = None,
+        is_longer: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run the audio tower without the projection. The output contains `pooler_output` (B, width)."""
@@ -360,9 +360,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     @can_return_tuple
     def get_text_features(
         self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Compute text embeddings.
@@ -381,9 +381,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
 
     def run_text_tower(
         self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Run the text tower without the projection. The output contains `pooler_output` (B, width)."""
@@ -414,13 +414,13 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_features: torch.Tensor | None = None,
-        audio_attention_mask: torch.Tensor | None = None,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
+        input_features: Tensor | None = None,
+        audio_attention_mask: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         return_loss: bool | None = None,
-        is_longer: torch.Tensor | None = None,
+        is_longer: Tensor | None = None,
         **kwargs: Any,
     ) -> SupCLAPOutput:
         """Compute the similarity logits between n clips and m texts, and optionally the InfoNCE loss.

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 
-def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+def mean_pool(last_hidden_state: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Average the token embeddings (B, N, D) of each sequence over the tokens where the mask (B, N) is 1.
 
     Returns:
@@ -25,7 +25,7 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
     return total / real.sum(dim=1).clamp(min=1).to(total.dtype)
 
 
-def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+def last_pool(last_hidden_state: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the embedding of the last token of each sequence that is not padding, (B, N, D) -> (B, D).
 
     In decoders, only this token attends to all others. The mask (B, N) may have padding on the left or right.
@@ -41,7 +41,7 @@ def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
     return last_hidden_state[torch.arange(last.shape[0], device=last.device), last]
 
 
-def replace_pooled(outputs: Any, pooled: torch.Tensor) -> BaseModelOutputWithPooling:
+def replace_pooled(outputs: Any, pooled: Tensor) -> BaseModelOutputWithPooling:
     """Copy the output of an encoder and replace its `pooler_output`."""
     return BaseModelOutputWithPooling(
         last_hidden_state=outputs.last_hidden_state,

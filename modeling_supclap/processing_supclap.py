@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 import numpy as np
-import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 from transformers import (
     AutoProcessor,
@@ -243,7 +243,7 @@ class SupCLAPProcessor(ProcessorMixin):
         """Whether `on_device` supports the feature extractor: those of CED and CLAP."""
         return isinstance(self.feature_extractor, ClapFeatureExtractor) or hasattr(self.feature_extractor, "on_device")
 
-    def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
+    def on_device(self, samples: Tensor, sample_counts: Tensor) -> dict[str, Tensor]:
         """Compute the same audio inputs as `__call__` from a batch of waveforms, on the device of the waveforms.
 
         Args:
@@ -259,7 +259,7 @@ class SupCLAPProcessor(ProcessorMixin):
             return extract_clap_on_device(extractor, samples, sample_counts)
         if not self.runs_on_device:
             raise ValueError(f"{type(extractor).__name__} runs only on the CPU; call the processor with the clips")
-        inputs: dict[str, torch.Tensor] = extractor.on_device(samples, sample_counts)
+        inputs: dict[str, Tensor] = extractor.on_device(samples, sample_counts)
         return inputs
 
     def _tokenize(

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
 # Cosine and sine of the angles, (N, head_dim / 2) each.
-Rotation = tuple[torch.Tensor, torch.Tensor]
+Rotation = tuple[Tensor, Tensor]
 
 
 def build_norm(config: Any, width: int, exists: bool = True) -> nn.Module:
@@ -23,13 +23,13 @@ def build_norm(config: Any, width: int, exists: bool = True) -> nn.Module:
     return norm_class(width, eps=config.layer_norm_eps)
 
 
-def rotary_angles(count: int, num_bands: int, temperature: float, device: torch.device) -> torch.Tensor:
+def rotary_angles(count: int, num_bands: int, temperature: float, device: torch.device) -> Tensor:
     """Return the angles of positions 0 to `count` - 1, (count, num_bands), for temperature^(-j / num_bands)."""
     exponents = torch.arange(num_bands, dtype=torch.float32, device=device) / num_bands
     return torch.arange(count, device=device)[:, None] * temperature**-exponents
 
 
-def rotate(vectors: torch.Tensor, rotation: Rotation, in_halves: bool = False) -> torch.Tensor:
+def rotate(vectors: Tensor, rotation: Rotation, in_halves: bool = False) -> Tensor:
     """Rotate pairs of elements by the angles of their positions (RoPE: Su et al., 2021, arXiv 2104.09864).
 
     Args:
@@ -37,11 +37,9 @@ def rotate(vectors: torch.Tensor, rotation: Rotation, in_halves: bool = False) -
         in_halves: Whether element j is paired with j + head_dim / 2. False: pairs are neighbours, 2j and 2j + 1.
     """
     cos, sin = (part.to(vectors.dtype) for part in rotation)
-    if in_halves:
-        first, second = vectors.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    first, second = vectors[..., 0::2], vectors[..., 1::2]
-    return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
+    first, second = vectors.chunk(2, dim=-1) if in_halves else (vectors[..., 0::2], vectors[..., 1::2])
+    rotated = [first * cos - second * sin, first * sin + second * cos]
+    return torch.cat(rotated, dim=-1) if in_halves else torch.stack(rotated, dim=-1).flatten(-2)
 
 
 class RotaryAttention(nn.Module):
@@ -70,12 +68,12 @@ class RotaryAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         rotation: Rotation,
         attention_mask: Any = None,
-        first_value: torch.Tensor | None = None,
+        first_value: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the output (B, N, D), the attention weights (None with SDPA), and the values of this block."""
         batch, tokens, width = hidden_states.shape
         # (B, N, 3 D) -> three times (B, heads, N, head_dim)
@@ -108,7 +106,7 @@ class AttentionPool(nn.Module):
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
 
-    def attend(self, query: torch.Tensor, hidden: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+    def attend(self, query: Tensor, hidden: Tensor, token_mask: Tensor | None) -> Tensor:
         """Pool tokens (B, N, D) where the mask (B, N) is True, by a query (1, 1, D), to one vector each, (B, D)."""
         # (B, N, 2 D) -> (B, heads, N, head_dim)
         key, value = self.kv(hidden).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)

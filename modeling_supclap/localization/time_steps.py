@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..encoding import max_chunk_seconds
 from ..towers import has_pooler
 
 
-def steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
+def steps_of_time(model: Any, extractor: Any, hidden: Tensor, chunk_samples: int) -> tuple[Tensor, float]:
     """Convert the tower output to time steps, (B, steps, D). Return them and the length of a step in samples."""
     config = model.audio_model.config
     match config.model_type:
@@ -38,9 +39,7 @@ def steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sample
             return hidden, samples / hidden.shape[1]
 
 
-def pool_steps(
-    tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> torch.Tensor:
+def pool_steps(tower: Any, steps: Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Tensor:
     """Pool the time steps in each window with the tower's pooling, (steps, D) -> (T, D).
 
     A step belongs to a window if the window contains its center.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.utils import ModelOutput
 
@@ -50,10 +50,10 @@ class ContrastiveOutput(ModelOutput):
         logs: Logged values of the objective, and the temperature: detached scalars. None in evaluation mode.
     """
 
-    loss: torch.Tensor | None = None
-    audio_embeds: torch.Tensor | None = None
-    text_embeds: torch.Tensor | None = None
-    logs: dict[str, torch.Tensor] | None = None
+    loss: Tensor | None = None
+    audio_embeds: Tensor | None = None
+    text_embeds: Tensor | None = None
+    logs: dict[str, Tensor] | None = None
 
 
 class ContrastiveModule(nn.Module):
@@ -92,7 +92,7 @@ class ContrastiveModule(nn.Module):
         self.chunk_size, self.kept_tokens = chunk_size, kept_tokens
         self.kept, self.frozen_dropout = kept or KeptValues(), frozen_dropout
         # weights and buffers of each tower, collected again whenever the mode changes
-        self._tensors: dict[str, list[torch.Tensor]] = {}
+        self._tensors: dict[str, list[Tensor]] = {}
         # In a plain list, so that they are not registered a second time.
         self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
@@ -179,7 +179,7 @@ class ContrastiveModule(nn.Module):
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
 
-        inputs: dict[str, torch.Tensor | None] = {"group_ids": None}
+        inputs: dict[str, Tensor | None] = {"group_ids": None}
         for name in ("group_ids", "class_ids", "negative_mask"):
             if batch.get(name) is not None:
                 inputs[name] = gather(batch[name].long())  # gloo gathers no booleans
@@ -198,7 +198,7 @@ class ContrastiveModule(nn.Module):
         logs = {**logs, "temperature": 1 / self.model.logit_scale.detach().exp().squeeze()}
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
-    def embed(self, kind: str, batch: Mapping[str, Any]) -> torch.Tensor:
+    def embed(self, kind: str, batch: Mapping[str, Any]) -> Tensor:
         """Embed all clips ("audio") or texts ("text") of a batch of `forward`: (B R, d) or (B K, d)."""
         inputs = {name: batch[name] for name in _INPUTS[kind] if batch.get(name) is not None}
         if kind == "text":
@@ -231,12 +231,12 @@ class ContrastiveModule(nn.Module):
             **self._get_limits(kind, lengths, len(rows), len(batch["input_ids"]), rows.device.type),
         )
 
-    def _pool(self, kind: str, inputs: Rows) -> torch.Tensor:
-        pooled: torch.Tensor = getattr(self.model, f"run_{kind}_tower")(**inputs).pooler_output  # (n, width)
+    def _pool(self, kind: str, inputs: Rows) -> Tensor:
+        pooled: Tensor = getattr(self.model, f"run_{kind}_tower")(**inputs).pooler_output  # (n, width)
         return pooled
 
     @torch.no_grad()
-    def _pool_in_chunks(self, kind: str, inputs: Rows, lengths: Sequence[int] | None) -> torch.Tensor:
+    def _pool_in_chunks(self, kind: str, inputs: Rows, lengths: Sequence[int] | None) -> Tensor:
         """Run a tower without a backward pass, `(N, ...) -> (N, width)`."""
         rows = next(iter(inputs.values()))
         size = _ROWS_WITHOUT_GRADIENT[kind] if rows.device.type == "cpu" else len(rows)
@@ -244,7 +244,7 @@ class ContrastiveModule(nn.Module):
 
     def _recall(
         self, kind: str, inputs: Rows, lengths: Sequence[int] | None, keys: Sequence[Key], given: Sequence[Key]
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the outputs of a frozen tower for N `keys`, (N, width). It runs on those inputs that are not stored.
 
         `given` are the keys of the inputs.

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..losses.tiles import shared_tiles
 
 
 class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
         gathered = tensor.new_empty(dist.get_world_size() * len(tensor), *tensor.shape[1:])
         # its new name in torch 2.13
         gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -21,7 +22,7 @@ class _GatherWithGradient(torch.autograd.Function):
         return gathered
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             raise RuntimeError("got create_graph=True for embeddings of several processes; use a single process")
         own = gradient.new_empty(len(gradient) // dist.get_world_size(), *gradient.shape[1:])
@@ -46,7 +47,7 @@ def leave_process_group() -> None:
         dist.destroy_process_group()
 
 
-def gather(tensor: torch.Tensor) -> torch.Tensor:
+def gather(tensor: Tensor) -> Tensor:
     """All-gather a tensor `(B, ...)` along its first axis, in rank order, with gradients.
 
     Each process then computes the same loss on the global batch. The backward pass sums the gradients of all processes,

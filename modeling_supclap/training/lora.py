@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.integrations import dequantize_module_weight
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.pytorch_utils import Conv1D
 
@@ -191,7 +190,7 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
 
 
 def merged_copy(
-    config: Any, adapters: Mapping[str, PeftConfig], weights: Mapping[str, torch.Tensor], active: list[str]
+    config: Any, adapters: Mapping[str, PeftConfig], weights: Mapping[str, Tensor], active: list[str]
 ) -> SupCLAPModel:
     """Build a plain model from the weights of a model with adapters, and merge the adapters.
 
@@ -236,7 +235,7 @@ def merged_copy(
     return merge_lora(plain)
 
 
-def whole_weights(model: SupCLAPModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+def whole_weights(model: SupCLAPModel, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Return the state of a model. Layers quantised by bitsandbytes, torchao or HQQ are converted to float32.
 
     `state` contains the gathered weights of a sharded model. None: `model.state_dict()`.
@@ -315,7 +314,7 @@ def _public_config(model: SupCLAPModel, name: str, **changed: Any) -> Any:
     return config
 
 
-def merge_checkpoint(checkpoint: str | Path, config: Any, weights: Mapping[str, torch.Tensor]) -> SupCLAPModel:
+def merge_checkpoint(checkpoint: str | Path, config: Any, weights: Mapping[str, Tensor]) -> SupCLAPModel:
     """Build a plain model from the weights of a training checkpoint with adapters.
 
     Raises:
