@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import init_empty_weights
-from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.integrations import dequantize_module_weight
 from safetensors.torch import save_file
@@ -217,17 +217,13 @@ def merged_copy(
     # first, because adapters may read these weights
     plain.load_state_dict(of_base, strict=False, assign=True)
 
-    wrapped: Any = None
     for name, adapter in adapters.items():
         adapter = copy.deepcopy(adapter)
         if hasattr(adapter, "init_lora_weights"):
             # some ways to initialise read and change the weights
             adapter.init_lora_weights = False
-        if wrapped is None:
-            wrapped = get_peft_model(plain, adapter, name)
-        else:
-            wrapped.add_adapter(name, adapter)
-    wrapped.base_model.set_adapter(active)
+        plain.add_adapter(adapter, name)
+    plain.set_adapter(active)
     report = plain.load_state_dict(weights, strict=False, assign=True)
     if report.missing_keys:
         missing = report.missing_keys
