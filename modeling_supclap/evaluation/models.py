@@ -250,7 +250,7 @@ def find_function(name: str) -> Callable[[], Any] | None:
         raise ImportError(f"cannot import the module of {name}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ValueError(f"module {module_name} has no function {function_name!r}")
+        raise ValueError(f"cannot load {name}: module {module_name} has no function {function_name!r}")
     return function
 
 

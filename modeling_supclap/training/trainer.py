@@ -107,6 +107,7 @@ class SupCLAPTrainer(Trainer):
     args: SupCLAPTrainingArguments
     # transformers 5.23 and later: the loss of a step is a mean, not a sum
     loss_is_scaled_for_ga = False
+    _hard_batches: Any = None
 
     def __init__(
         self,
@@ -130,9 +131,8 @@ class SupCLAPTrainer(Trainer):
             from .lora import unwrap_adapters
 
             model = unwrap_adapters(model)
-        refuse_unsupported(
-            model, args, processing_class, objective, plain_rows(train_dataset), plain_rows(eval_dataset)
-        )
+        given = {"train": train_dataset, "validation": eval_dataset}
+        refuse_unsupported(model, args, processing_class, objective, *plain_rows(given).values())
         assert processing_class is not None
         if optimizers[0] is not None and args.learning_rates:
             raise ValueError("got learning_rates and an optimizer; set the rates of its groups instead")
@@ -157,7 +157,7 @@ class SupCLAPTrainer(Trainer):
         self._own_optimizer, self._own_scheduler = optimizers
         self._has_checked_gradients = False
 
-        self.data = make_usable({"train": train_dataset, "validation": eval_dataset}, args, processing_class)
+        self.data = make_usable(given, args, processing_class)
         self.train_rows, self.eval_rows = plain_rows(self.data).values()
         train_rows, self._batches = read_in_epochs(self.data["train"], args)
         collator, self.evaluation_collator = self._build_collators(args)
@@ -175,7 +175,6 @@ class SupCLAPTrainer(Trainer):
             optimizers=optimizers,
         )
         self._replace_launch_settings(args)
-        self._hard_batches: Any = None
         if args.hard_negatives_per_batch and train_rows is not None:
             from .hard_batches import order_by_captions  # here, because few runs need it
 

@@ -287,7 +287,7 @@ def test_spectrograms_are_computed_on_a_gpu_by_default(tmp_path, rows, kind, dev
     trainer = build(tmp_path, rows)
     trainer.processor = builders.pair(kind)[1]
     args = SimpleNamespace(features_on_device=option, device=torch.device(device), max_audio_seconds=1.0)
-    args.pad_short_clips = False
+    args.pad_short_clips, args.positives = False, "clip"
     assert trainer._collator_options(args)["gives_samples"] == on_device
 
 
