@@ -181,8 +181,7 @@ class BestCheckpointCallback(TrainerCallback):
     If `forgets` is set, a resumed run forgets the best score, because its own scores are not comparable with it.
     """
 
-    def __init__(self) -> None:
-        self.forgets = False
+    forgets = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.forgets:
@@ -273,15 +272,15 @@ class ThroughputCallback(TrainerCallback):
     a warning names the remedies.
     """
 
+    # CPU time logged by earlier processes of a resumed run
+    earlier_seconds = 0.0
+    _since = _started = 0.0
+    # seconds of all steps but the first, before which the workers start, and those spent waiting for data
+    _spent = _waited = _waits = 0.0
+    _is_warm = _has_logged = False
+
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
-        # CPU time logged by earlier processes of a resumed run
-        self.earlier_seconds = 0.0
-        self._since = time.perf_counter()
-        self._started = time.process_time()
-        # seconds of all steps but the first, before which the workers start, and those spent waiting for data
-        self._spent = self._waited = self._waits = 0.0
-        self._is_warm = self._has_logged = False
 
     @property
     def process_seconds(self) -> float:

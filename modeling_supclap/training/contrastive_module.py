@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,6 @@ class ContrastiveModule(nn.Module):
         self.objective = as_objective(objective)
         self.chunk_size, self.kept_tokens = chunk_size, kept_tokens
         self.kept, self.frozen_dropout = kept or KeptValues(), frozen_dropout
-        # weights and buffers of each tower, collected again whenever the mode changes
-        self._tensors: dict[str, list[Tensor]] = {}
         # In a plain list, so that they are not registered a second time.
         self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
@@ -126,18 +125,14 @@ class ContrastiveModule(nn.Module):
 
     def get_version(self, kind: str) -> int | None:
         """Return a number that changes with the weights of a frozen tower. None: some of its parameters are trained."""
-        if kind not in self._tensors:
-            tower = self.get_tower(kind)
-            self._tensors[kind] = [*tower.parameters(), *tower.buffers()]
-        tensors = self._tensors[kind]
-        if any(tensor.requires_grad for tensor in tensors):
+        tower = self.get_tower(kind)
+        if any(parameter.requires_grad for parameter in tower.parameters()):
             return None
+        tensors = chain(tower.parameters(), tower.buffers())
         return hash(tuple((tensor.data_ptr(), tensor._version) for tensor in tensors))  # `.double()` moves the data
 
     def train(self, mode: bool = True) -> ContrastiveModule:
         """Set training or evaluation mode. Frozen towers stay in evaluation mode, unless `frozen_dropout` is set."""
-        if mode != self.training:
-            self._tensors.clear()
         super().train(mode)
         for kind in ("audio", "text"):
             if not self.frozen_dropout and self.get_version(kind) is not None:

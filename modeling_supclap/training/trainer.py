@@ -372,8 +372,7 @@ class SupCLAPTrainer(Trainer):
         inputs = send_to_device(inputs, self.args.device, non_blocking=self.args.dataloader_pin_memory)
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
-            samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
-            prepared |= self.processor.on_device(samples, counts)
+            prepared |= self.processor.on_device(prepared.pop("samples"), prepared.pop("sample_counts"))
         if self._spec_augment is not None and self.module.training:
             mask = prepared.get("audio_attention_mask")
             prepared["input_features"] = self._spec_augment(prepared["input_features"], mask, self.state.global_step)
