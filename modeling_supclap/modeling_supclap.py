@@ -128,8 +128,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         self.text_model = text_model or build_tower("text", config.text_config, config.text_pooling)
         check_tower("audio", self.audio_model, config.audio_config, config.audio_pooling)
         check_tower("text", self.text_model, config.text_config, config.text_pooling)
-        freeze_idle(self.audio_model, config.audio_pooling)
-        freeze_idle(self.text_model, config.text_pooling)
+        freeze_idle(self)
         self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config, config.projection_type)
         self.text_dense = nn.ModuleList()
         text_width = self.text_model.config.hidden_size
@@ -174,8 +173,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model._loading_options = {name: value for name, value in kwargs.items() if name in _LOADING_OPTIONS}
         model.set_temperature(temperature, logit_bias)
-        freeze_idle(model.audio_model, model.config.audio_pooling)
-        freeze_idle(model.text_model, model.config.text_pooling)
+        freeze_idle(model)
         return loaded
 
     def set_temperature(self, temperature: float | None = None, logit_bias: float | None = None) -> None:

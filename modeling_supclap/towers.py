@@ -32,17 +32,19 @@ _IDLE = re.compile(
 )
 
 
-def freeze_idle(tower: PreTrainedModel, pooling: str | None) -> None:
-    """Freeze the weights of a tower that no embedding depends on. Otherwise, several processes would wait for them.
+def freeze_idle(model: Any) -> None:
+    """Freeze the weights of both towers that no embedding depends on. Otherwise, several processes would wait for them.
 
-    `pooling` is that of the tower. A pooler that is not used is frozen.
+    A pooler that is not used is frozen, too.
     """
-    masks_inputs = getattr(tower.config, "apply_spec_augment", False)
-    for name, parameter in tower.named_parameters():
-        is_masked = name.endswith("masked_spec_embed")
-        is_unused_pooler = name.startswith("pooler.") and pooling not in (None, "pooler")
-        if is_unused_pooler or (_IDLE.search(name) and not (is_masked and masks_inputs)):
-            parameter.requires_grad_(False)
+    for kind in ("audio", "text"):
+        tower, pooling = getattr(model, f"{kind}_model"), getattr(model.config, f"{kind}_pooling")
+        masks_inputs = getattr(tower.config, "apply_spec_augment", False)
+        for name, parameter in tower.named_parameters():
+            is_masked = name.endswith("masked_spec_embed")
+            is_unused_pooler = name.startswith("pooler.") and pooling not in (None, "pooler")
+            if is_unused_pooler or (_IDLE.search(name) and not (is_masked and masks_inputs)):
+                parameter.requires_grad_(False)
 
 
 def import_tower_code(module: str, name: str) -> Any:
