@@ -10,8 +10,6 @@ register tokens are left out, also with `pool_include_prefix`. Training needs no
 embeddings of whole clips. No saved model contains this folder.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

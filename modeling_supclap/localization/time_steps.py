@@ -1,7 +1,5 @@
 """Time steps in the output of each audio tower, and the pooling of the steps in a window."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ temperature, not its logarithm. Leading dimensions, as in (..., N, d), are separ
 language. The leading dimensions of audio and text are broadcast, and the loss is averaged over them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal
 

@@ -3,8 +3,6 @@
 For one random language per clip (ML-CLAP), use `info_nce` with captions in random languages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

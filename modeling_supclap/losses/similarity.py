@@ -4,8 +4,6 @@ All arithmetic is in float32 or wider, even under autocast and for half-precisio
 rounding cosines near 1 to bfloat16 would change the logits by 0.06.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

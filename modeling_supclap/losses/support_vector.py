@@ -28,8 +28,6 @@ In the audio-to-text direction (a2t), audio embeddings are the anchors and texts
 own. Support vectors are used only in training.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal
 

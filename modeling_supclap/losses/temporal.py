@@ -4,8 +4,6 @@ A TeminAL A batch contains n single sounds, then n pairs of sounds. A TeminAL B 
 forward order, then the same pairs in reversed order, then the same pairs overlaid. Text i is the caption of item i.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ pass recomputes it, which costs one more matrix product. The loss is the same as
 On a CPU, use tiles larger than 32 MB (256 rows for 32,768 clips), because smaller tiles fragment memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

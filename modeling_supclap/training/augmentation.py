@@ -1,7 +1,5 @@
 """Augmentation in training: SpecAugment on the device, and random gain and background recordings for waveforms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,12 +46,12 @@ class SpecAugment:
         self._time = args.mask_time_prob, args.mask_time_length, 2
         self._bands = args.mask_feature_prob, args.mask_feature_length, 0
         bands, frames = sorted((rows, columns))
-        most = {"time": frames * max(1.0, args.max_audio_seconds / 10), "feature": bands}
-        for axis, (prob, length, _) in {"time": self._time, "feature": self._bands}.items():
-            if prob > 0 and length > most[axis]:
-                unit = "frames of the longest clip" if axis == "time" else "mel bands"
+        longest = frames * max(1.0, args.max_audio_seconds / 10)
+        for axis, unit, most in (("time", "frames of the longest clip", longest), ("feature", "mel bands", bands)):
+            length = getattr(args, f"mask_{axis}_length")
+            if length > most and getattr(args, f"mask_{axis}_prob") > 0:
                 raise ValueError(
-                    f"mask_{axis}_length is {length}, so nothing would be masked; it must be at most {most[axis]:.0f}, "
+                    f"mask_{axis}_length is {length}, so nothing would be masked; it must be at most {most:.0f}, "
                     f"the number of {unit}"
                 )
         self._args, self._generator, self._step = args, torch.Generator(args.device), -1

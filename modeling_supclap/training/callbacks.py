@@ -1,7 +1,5 @@
 """Trainer callbacks: progress, throughput, checkpoints, weight averaging, drift and language errors."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

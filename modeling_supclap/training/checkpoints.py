@@ -1,7 +1,5 @@
 """Write the frozen weights and the settings of a run into checkpoints, and find checkpoints to resume from."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -220,12 +218,11 @@ def describe_run(
         "data": the records. "selection": options that define the score of the best checkpoint. "trainable": names of
         the parameters that are trained.
     """
-    selection = {name: getattr(args, name, None) for name in _SELECTION}
     return {
         "settings": _settings(args, module, batches, optimizer),
         "length": {"num_train_epochs": args.num_train_epochs, "max_steps": args.max_steps},
         "data": dict(data or {}),
-        "selection": {name: list(value) if isinstance(value, tuple) else value for name, value in selection.items()},
+        "selection": {name: redact(getattr(args, name, None)) for name in _SELECTION},
         "trainable": [name for name, parameter in module.named_parameters() if parameter.requires_grad],
     }
 

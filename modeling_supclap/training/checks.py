@@ -1,7 +1,5 @@
 """Combinations of model, arguments and data that a trainer refuses before it reads recordings or changes anything."""
 
-from __future__ import annotations
-
 import logging
 import re
 import warnings
@@ -77,8 +75,8 @@ def _model_rules(
     yield dispatches, "dispatch_batches is true, but the clips of two batches differ in length; leave it out"
     fsdp = sharding == "fsdp" and args.track_language_errors
     yield fsdp, "track_language_errors does not support FSDP; set it to false"
-    for name, value in (("hard_negatives_per_batch", args.hard_negatives_per_batch), ("ema_decay", args.ema_decay)):
-        is_sharded = sharding is not None and value
+    for name in ("hard_negatives_per_batch", "ema_decay"):
+        is_sharded = sharding is not None and getattr(args, name)
         yield is_sharded, f"{name} does not support FSDP and DeepSpeed, which shard the weights; leave it out"
 
 

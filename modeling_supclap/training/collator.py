@@ -1,7 +1,5 @@
 """Collators: load audio, sample random crops and captions, and run the processor on a batch of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any

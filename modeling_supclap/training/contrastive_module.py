@@ -1,12 +1,10 @@
 """Module that combines a model and its objective, for the Trainer or your own training loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -131,7 +129,7 @@ class ContrastiveModule(nn.Module):
         tensors = chain(tower.parameters(), tower.buffers())
         return hash(tuple((tensor.data_ptr(), tensor._version) for tensor in tensors))  # `.double()` moves the data
 
-    def train(self, mode: bool = True) -> ContrastiveModule:
+    def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode. Frozen towers stay in evaluation mode, unless `frozen_dropout` is set."""
         super().train(mode)
         for kind in ("audio", "text"):

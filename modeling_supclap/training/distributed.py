@@ -1,7 +1,5 @@
 """All-gather with gradients, and shutdown of the process group."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

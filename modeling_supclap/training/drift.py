@@ -8,8 +8,6 @@ causes the drift. For the audio-to-text direction, exchange the embeddings.
 The statistics cost about as much as the loss, plus one matrix product P a.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 

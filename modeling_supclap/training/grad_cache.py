@@ -5,8 +5,6 @@ batch exceed a limit, some chunks do not keep them. The backward pass then recom
 with the same random numbers of torch, numpy and Python.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

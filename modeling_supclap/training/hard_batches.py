@@ -1,9 +1,6 @@
 """Training batches that contain hard negatives: clips with captions similar to that of an anchor (SupCLAP E.8)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from accelerate.utils import broadcast
@@ -12,13 +9,10 @@ from torch.utils.data import Sampler
 from modeling_supclap.datasets_scripts.schema import group_id, without_audio
 
 from .. import encoding
-
-if TYPE_CHECKING:
-    from ..modeling_supclap import SupCLAPModel
-    from ..processing_supclap import SupCLAPProcessor
-    from .collator import IndexedRows
-    from .training_args import SupCLAPTrainingArguments
-
+from ..modeling_supclap import SupCLAPModel
+from ..processing_supclap import SupCLAPProcessor
+from .collator import IndexedRows
+from .training_args import SupCLAPTrainingArguments
 
 POOL_SIZE = 720
 """Number of random items from which hard negatives are selected, as in SupCLAP E.8."""

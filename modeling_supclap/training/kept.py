@@ -5,8 +5,6 @@ its recording, its part and its front end, for a text its tokens, and for the ou
 tower. An output is stored before the projection, so that the projection can still be trained.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -89,8 +87,7 @@ class KeptValues:
         folders = [args.feature_cache]
         if args.feature_cache is None:
             folders = [tempfile.mkdtemp(prefix="supclap-features-") if args.process_index == 0 else None]
-            if args.world_size > 1:
-                broadcast_object_list(folders)
+            broadcast_object_list(folders)
         is_temporary = args.feature_cache is None and args.local_process_index == 0
         return cls(folders[0], round(args.feature_cache_gib * 2**30), is_temporary)
 

@@ -4,8 +4,6 @@
 passes full dotted names to PEFT, because PEFT matches names by suffix, and "layers.2" would match both towers.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import Counter

@@ -6,8 +6,6 @@
 does not need them.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence

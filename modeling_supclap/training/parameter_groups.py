@@ -1,7 +1,5 @@
 """Groups of parameters for the optimizer: without weight decay, and with their own learning rates."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Rows of a run: converted, checked and filtered once, then read by the data loader in an order of each epoch."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """TeminAL post-training: its trainer, and the collator that joins two recordings on the fly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

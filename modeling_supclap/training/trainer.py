@@ -1,7 +1,5 @@
 """Hugging Face Trainers for contrastive training. The losses are in `objectives.py` and `losses/`."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math
