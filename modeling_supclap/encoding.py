@@ -14,8 +14,6 @@ All audio embeddings in this package are computed by `chunk_embeddings`, with th
 - The batch size and the order of the recordings do not affect the embeddings, and there is no randomness.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading
@@ -107,13 +105,6 @@ class Localization(NamedTuple):
     end_seconds: np.ndarray
 
 
-class _Task(NamedTuple):
-    """Function that reads chunks from `seconds` of a file; 0 if the duration is unknown or the audio is in memory."""
-
-    seconds: float
-    read: Callable[[], list[_Chunk]]
-
-
 class _Chunk(NamedTuple):
     """Samples `start` to `stop` of recording number `recording`, or the error if reading failed."""
 
@@ -124,6 +115,13 @@ class _Chunk(NamedTuple):
     content: Any  # the waveform (samples,), later replaced by the embedding (d,)
     error: Exception | None = None
     is_silent: bool = False
+
+
+class _Task(NamedTuple):
+    """Function that reads chunks from `seconds` of a file; 0 if the duration is unknown or the audio is in memory."""
+
+    seconds: float
+    read: Callable[[], list[_Chunk]]
 
 
 class _ChunkReader(NamedTuple):
