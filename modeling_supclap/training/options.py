@@ -92,9 +92,10 @@ def chance_loss(args: Any) -> float | None:
     `kcl` and `cacl` are means over both directions, ln N. Support vectors, negatives, nested widths and TeminAL's
     alphas below 1 have other values.
     """
+    is_temporal = isinstance(args, TemporalOptions)
     if args.negatives_per_clip or args.matryoshka_widths:
         return None
-    if isinstance(args, TemporalOptions):
+    if is_temporal:
         directions = None if min(args.alphas.values()) < 1 else 1 + args.stage_beta
     else:
         directions = {"infonce": 2.0, "kcl": 1.0, "cacl": 1.0}.get(args.loss) if args.svr == "none" else None
