@@ -83,11 +83,10 @@ def compare(
             continue
         # ZSTE: the last part of the path is the metric
         place = prefix.split("/") + {"rank": ["mean_rank"], "score": []}.get(metric, [metric])
-        of_queries = [paired[column].to_numpy() + (metric == "rank") for column in ("second", "first")]
-        mean, baseline_mean = (float(values.mean()) for values in of_queries)
-        clusters = paired["cluster"].tolist()
-        found = difference([mean], [baseline_mean], *of_queries, clusters, num_resamples, seed)
-        row = {"score": " ".join(place), "first": baseline_mean, "second": mean, "difference": found.value}
+        before, after = (paired[column].to_numpy() + (metric == "rank") for column in ("first", "second"))
+        means, clusters = (float(before.mean()), float(after.mean())), paired["cluster"].tolist()
+        found = difference([means[1]], [means[0]], after, before, clusters, num_resamples, seed)
+        row = {"score": " ".join(place), "first": means[0], "second": means[1], "difference": found.value}
         row |= {"low": found.low, "high": found.high, "p_value": found.p_value, "queries": len(paired)}
         row |= {"units": count_units(clusters), "unit": units.get(tuple(place), "units")}
         table.append(row)
