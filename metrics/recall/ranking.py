@@ -366,22 +366,19 @@ class LazySimilarity:
 
     def __getitem__(self, rows: slice) -> NDArray[np.float32]:
         """Return the score matrix of a slice of queries; `lazy[:]` returns all scores."""
-        if rows.step not in (None, 1):
-            raise ValueError(f"rows is {rows}; give a slice without a step")
-        rows = slice(*rows.indices(self.shape[0])[:2])
-        matrix = np.empty((max(rows.stop - rows.start, 0), self.shape[1]), np.float32)
-        for start in range(0, len(matrix), self.chunk):
-            block = slice(rows.start + start, min(rows.start + start + self.chunk, rows.stop))
-            for first, tile in self.tiles(block, np.float64):
-                matrix[start : start + self.chunk, first : first + tile.shape[1]] = tile
+        queries = self.queries[rows].astype(np.float64)
+        matrix = np.empty((*queries.shape[:-1], self.shape[1]), np.float32)
+        for start in range(0, self.shape[1], TILE_CANDIDATES):
+            block = slice(start, start + TILE_CANDIDATES)
+            matrix[..., block] = queries @ self.candidates[block].astype(np.float64).T
         return matrix
 
-    def tiles(self, rows: slice, dtype: Any = np.float32) -> Tiles:
+    def tiles(self, rows: slice) -> Tiles:
         """Yield score tiles of 1024 candidates for the queries in `rows`, as (index of the first column, tile)."""
-        queries = self.queries[rows].astype(dtype, copy=False)
+        queries = self.queries[rows].astype(np.float32, copy=False)
         for start in range(0, self.shape[1], TILE_CANDIDATES):
             candidates = self.candidates[start : start + TILE_CANDIDATES]
-            yield start, queries @ candidates.astype(dtype, copy=False).T
+            yield start, queries @ candidates.astype(np.float32, copy=False).T
 
     def at(self, rows: slice, columns: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the scores of n queries at `columns` (n, M). A column of -1 is the last one."""

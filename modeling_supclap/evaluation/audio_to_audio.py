@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
@@ -11,13 +9,11 @@ from modeling_supclap.metrics.recall.ranking import TILE_QUERIES, LazySimilarity
 
 from .embed import EmbeddedSplit
 from .options import EvaluationOptions
-from .results import score
+from .results import TaskResult, score_outcomes, under
 from .zero_shot import label_matrix
 
 
-def evaluate_audio_to_audio(
-    split: EmbeddedSplit, options: EvaluationOptions
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+def evaluate_audio_to_audio(split: EmbeddedSplit, options: EvaluationOptions) -> TaskResult:
     """Use each clip as a query, and rank the clips of all other source recordings by cosine similarity.
 
     Candidates that share a label with the query are correct. Clips without a correct candidate are not used as queries.
@@ -51,19 +47,17 @@ def evaluate_audio_to_audio(
         )
 
     indices = np.concatenate(queries)
+    clusters = split.sources[indices]
     arrays = {}
     for name in outcomes[0]:
         arrays[name] = np.concatenate([block[name] for block in outcomes])
-    interval_of = options.intervals.draw(arrays, split.sources[indices], split.unit)
     chance = dict.fromkeys(RETRIEVAL_METRICS, 0.0)
     pairs, counts = np.unique(np.concatenate(sizes, axis=1), axis=1, return_counts=True)
     for (size, candidates), count in zip(pairs.T.tolist(), counts, strict=True):
         for name, level in chance_scores([range(size)], candidates, k=RECALL_CUTOFFS).items():
             chance[name] += level * count / len(indices)
 
-    scores: dict[str, Any] = {"num_queries": len(indices)}
-    for name in RETRIEVAL_METRICS:
-        scores[name] = score(arrays[name].mean(), interval_of[name], chance[name])
-    arrays |= {"query_id": split.ids[indices], "cluster": split.sources[indices]}
-    arrays = {f"audio_to_audio/shared_label/{name}": values for name, values in arrays.items()}
-    return {"audio_to_audio": {"shared_label": scores}}, arrays, {}
+    scored = {name: arrays[name] for name in RETRIEVAL_METRICS}
+    scores = {"num_queries": len(indices), **score_outcomes(scored, clusters, split.unit, options.intervals, chance)}
+    arrays |= {"query_id": split.ids[indices], "cluster": clusters}
+    return {"audio_to_audio": {"shared_label": scores}}, under("audio_to_audio/shared_label", arrays), {}

@@ -36,6 +36,8 @@ COMPARISON_CAPTION = (
     "settings by it, not by the other columns."
 )
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
+_NO_OUTCOMES = ("query_id", "cluster", "top", "predicted", "truth", "confusion")
+_DIFFERENCE_FIELDS = {"difference": "value", "difference_low": "low", "difference_high": "high", "p_value": "p_value"}
 _SHOULD_AGREE = ("audio", "missing_clips", "intervals", "selected_on")
 
 
@@ -59,35 +61,35 @@ def compare(
         ValueError: The data or the settings differ, or the results have no score in common.
     """
     check_protocols(first, second, allow_different)
-    suffix, table = "/query_id", []
-    scores = {score.place: score for score in flat_scores(second.scores)}
-    for name in sorted(first.arrays.keys() & second.arrays.keys()):
-        prefix = name.removesuffix(suffix)
-        if not name.endswith(suffix) or prefix == "multilingual":
+    import pandas
+
+    units = {score.place: score.unit for score in flat_scores(second.scores)}
+    table = []
+    for name in sorted(filter(second.arrays.__contains__, first.arrays), key=_parent):
+        prefix, metric = _parent(name), name.rpartition("/")[2]
+        if f"{prefix}/query_id" not in first.arrays or prefix == "multilingual" or metric in _NO_OUTCOMES:
             continue
 
         # Pair the queries of both results.
-        outcomes, others = _query_table(first, prefix), _query_table(second, prefix)
-        shared = outcomes.index.intersection(others.index, sort=False)
-        if len(shared) < max(len(outcomes), len(others)) and not allow_different:
+        outcomes, others = _by_query(first, name), _by_query(second, name)
+        columns = [outcomes, others, _by_query(first, f"{prefix}/cluster")]
+        paired = pandas.concat(columns, axis=1, join="inner", keys=["first", "second", "cluster"])
+        if len(paired) < max(len(outcomes), len(others)) and not allow_different:
             raise ValueError(
-                f"{prefix}: the results have {len(outcomes)} and {len(others)} queries, {len(shared)} shared; evaluate "
+                f"{prefix}: the results have {len(outcomes)} and {len(others)} queries, {len(paired)} shared; evaluate "
                 "both on the same data, or pass allow_different"
             )
-        if not len(shared):
+        if not len(paired):
             continue
-        outcomes, others = outcomes.loc[shared], others.loc[shared]
-        clusters = outcomes.pop("cluster").tolist()
-        for metric in filter(others.columns.__contains__, outcomes.columns):
-            place = prefix.split("/")
-            place += [] if place[-1] == metric else [metric]
-            of_queries = others[metric].to_numpy(), outcomes[metric].to_numpy()
-            means = float(outcomes[metric].mean()), float(others[metric].mean())
-            found = difference([means[1]], [means[0]], *of_queries, clusters, num_resamples, seed)
-            row = {"score": " ".join(place), "first": means[0], "second": means[1], "difference": found.value}
-            row |= {"low": found.low, "high": found.high, "p_value": found.p_value, "queries": len(shared)}
-            row |= {"units": count_units(clusters), "unit": getattr(scores.get(tuple(place)), "unit", "units")}
-            table.append(row)
+        # ZSTE: the last part of the path is the metric
+        place = prefix.split("/") + {"rank": ["mean_rank"], "score": []}.get(metric, [metric])
+        before, after = (paired[column].to_numpy() + (metric == "rank") for column in ("first", "second"))
+        means, clusters = (float(before.mean()), float(after.mean())), paired["cluster"].tolist()
+        found = difference([means[1]], [means[0]], after, before, clusters, num_resamples, seed)
+        row = {"score": " ".join(place), "first": means[0], "second": means[1], "difference": found.value}
+        row |= {"low": found.low, "high": found.high, "p_value": found.p_value, "queries": len(paired)}
+        row |= {"units": count_units(clusters), "unit": units.get(tuple(place), "units")}
+        table.append(row)
     if not table:
         raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
     return table
@@ -143,8 +145,8 @@ def tabulate(models: Mapping[str, Runs], allow_different: bool = False) -> list[
             if found is None and runs is not baseline:
                 others = {key: score.value for key, score in of_baseline.get(place, {}).items()}
                 found = compare_seeds(runs, baseline, place, values, average_folds(others))
-            record |= {"difference": getattr(found, "value", None), "difference_low": getattr(found, "low", None)}
-            record |= {"difference_high": getattr(found, "high", None), "p_value": getattr(found, "p_value", None)}
+            for key, field in _DIFFERENCE_FIELDS.items():
+                record[key] = getattr(found, field, None)
             records.append(record)
     return records
 
@@ -274,15 +276,15 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
 
     task, language, *rest = place
     languages = results.protocol.get("languages", []) if language == "mean" else [language]
-    prefixes, columns = [], []
+    names = []
     for code in languages:
-        prefix = "/".join((task, code, *rest))
-        prefixes.append(prefix)
-        columns.append(arrays.get(prefix, arrays.get(f"{prefix}/score", ())))
-    if not all(map(len, columns)) or len(set(map(len, columns))) != 1:
+        name = "/".join((task, code, *rest))
+        names.append(name if name in arrays else f"{name}/score")
+    columns = [arrays.get(name, ()) for name in names]
+    clusters = arrays.get(f"{_parent(names[0])}/cluster") if names else None
+    if clusters is None or not all(map(len, columns)) or len(set(map(len, columns))) != 1:
         return None
-    clusters = arrays.get(f"{prefixes[0]}/cluster", arrays.get(f"{prefixes[0].rpartition('/')[0]}/cluster"))
-    return None if clusters is None else (np.mean(columns, axis=0), clusters)
+    return np.mean(columns, axis=0), clusters
 
 
 def check_protocols(first: Results, second: Results, allow_different: bool) -> None:
@@ -313,24 +315,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
-def _query_table(results: Results, prefix: str) -> pandas.DataFrame:
-    """Return a table with one row per query. The columns are the metrics, and the bootstrap cluster of the query.
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
 
-    The index is (query id, occurrence), because a query id can occur more than once.
-    """
+
+def _by_query(results: Results, name: str) -> pandas.Series[Any]:
+    """Return an array of the results with the index (query id, occurrence), because a query id can occur again."""
     import pandas
 
-    columns: dict[str, Any] = {}
-    for name, values in results.arrays.items():
-        path, _, last = name.rpartition("/")
-        if path != prefix or last in ("query_id", "top", "predicted", "truth", "confusion"):
-            continue
-        if last == "rank":
-            columns["mean_rank"] = values + 1
-        elif last == "score":  # ZSTE: the last part of the path is the metric
-            columns[prefix.rpartition("/")[2]] = values
-        else:
-            columns[last] = values if values.ndim == 1 else list(values)
-
-    ids = pandas.Series(results.arrays[f"{prefix}/query_id"])
-    return pandas.DataFrame(columns).set_index([ids, ids.groupby(ids).cumcount()])
+    ids = pandas.Series(results.arrays[f"{_parent(name)}/query_id"])
+    return pandas.Series(list(results.arrays[name]), [ids, ids.groupby(ids).cumcount()])

@@ -121,20 +121,23 @@ class EmbeddedSplit:
         """Name of the units of bootstrap intervals: "clips" if each clip is a recording, else "recordings"."""
         return "clips" if len(np.unique(self.sources)) == len(self.ids) else "recordings"
 
-    def by_dataset(self) -> dict[str, EmbeddedSplit]:
-        """Return `{dataset name: split}` if the rows are from several datasets (`mixture.mix`), else an empty dict."""
+    def select(self, chosen: Sequence[int]) -> EmbeddedSplit:
+        """Return the split of the clips with these indices. A list of rows is not kept as its `dataset`."""
+        rows = [self.rows[index] for index in chosen]
+        dataset = self.dataset.select(chosen) if hasattr(self.dataset, "select") else None
+        return replace(self, rows=rows, clips=self.clips.select(chosen), dataset=dataset)
+
+    def group_by(self, column: str) -> dict[str, EmbeddedSplit]:
+        """Return the split of the clips with each value of a column of the rows, or "no value", sorted by value."""
         indices: dict[str, list[int]] = {}
         for index, row in enumerate(self.rows):
-            indices.setdefault(row.get("dataset", ""), []).append(index)
-        parts = {}
-        for name, chosen in indices.items() if len(indices) > 1 else ():
-            parts[name] = self.select(chosen, self.dataset.select(chosen))
-        return parts
+            indices.setdefault(str(row.get(column) or "no value"), []).append(index)
+        return {value: self.select(chosen) for value, chosen in sorted(indices.items())}
 
-    def select(self, chosen: Sequence[int], dataset: Any = None) -> EmbeddedSplit:
-        """Return the split of the clips with these indices; `dataset` contains their rows with audio, or is None."""
-        rows = [self.rows[index] for index in chosen]
-        return replace(self, rows=rows, clips=self.clips.select(chosen), dataset=dataset)
+    def by_dataset(self) -> dict[str, EmbeddedSplit]:
+        """Return `{dataset name: split}` if the rows are from several datasets (`mixture.mix`), else an empty dict."""
+        parts = self.group_by("dataset")
+        return parts if len(parts) > 1 else {}
 
     def languages(self, among: Sequence[str]) -> list[str]:
         """Return the languages in `among` in which at least one row has a caption."""
@@ -219,19 +222,13 @@ def embed_split(
     if not len(readable):
         raise ValueError(f"none of the {len(all_rows)} recordings can be read: {all_rows[0]['audio_path']}, ...")
 
-    valid = {existing[number] for number in readable}
-    valid_rows, missing = [], []
-    for index, row in enumerate(all_rows):
-        if index in valid:
-            valid_rows.append(row)
-        else:
-            missing.append(row["clip_id"])
+    valid = [existing[number] for number in readable]
     return EmbeddedSplit(
-        rows=valid_rows,
+        rows=[all_rows[index] for index in valid],
         clips=clips if len(readable) == len(existing) else clips.select(readable),
         model=model,
         dataset=rows,
-        missing=missing,
+        missing=np.delete([row["clip_id"] for row in all_rows], valid).tolist(),
         policy=policy,
         cache=cache,
         batch_size=batch_size,

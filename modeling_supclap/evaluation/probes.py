@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from modeling_supclap.metrics.comparison import summarize
-from modeling_supclap.metrics.recall.ranking import average_precision
 
+from .cache import Arrays
 from .embed import EmbeddedSplit, hash_dataset
 from .options import EvaluationOptions
-from .results import CLASS_METRICS, Intervals, score
-from .zero_shot import get_unit, label_matrix, score_classes
+from .results import CLASS_METRICS, Intervals, Scores, TaskResult, score_outcomes, under
+from .zero_shot import class_precisions, get_unit, label_matrix, score_classes
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # candidates for C
 HELD_OUT = 0.2
@@ -38,9 +38,7 @@ class Part(NamedTuple):
     is_single: bool  # whether all clips have one label
 
 
-def evaluate_linear_probe(
-    split: EmbeddedSplit, options: EvaluationOptions
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+def evaluate_linear_probe(split: EmbeddedSplit, options: EvaluationOptions) -> TaskResult:
     """Train a linear probe on the training clips, and classify the clips of a split.
 
     The regularisation parameter C is chosen on held-out training clips. The probe is then trained on all
@@ -60,13 +58,11 @@ def evaluate_linear_probe(
         clips = np.concatenate([part.fitted, part.held])
         similarity[part.tested] = _classify(part, clips, part.tested_embeds, chosen[-1])
     scores, outcomes = score_classes(similarity, truth, classes, split, options)
-    arrays = {f"linear_probe/logistic_regression/{name}": values for name, values in outcomes.items()}
-    return ({"linear_probe": {"logistic_regression": {**scores, "C": chosen}}}, arrays, {"linear_probe": settings})
+    arrays = under("linear_probe/logistic_regression", outcomes)
+    return {"linear_probe": {"logistic_regression": {**scores, "C": chosen}}}, arrays, {"linear_probe": settings}
 
 
-def evaluate_few_shot(
-    split: EmbeddedSplit, options: EvaluationOptions
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+def evaluate_few_shot(split: EmbeddedSplit, options: EvaluationOptions) -> TaskResult:
     """Train a linear probe on k clips per class, for each k in `options.shots`, and average over five random draws.
 
     Intervals combine the variance over the draws and over the test recordings. If a class has fewer than k clips, all
@@ -74,8 +70,8 @@ def evaluate_few_shot(
     `evaluate_linear_probe`.
     """
     truth, classes, parts, settings = prepare_parts(split, options)
-    scores: dict[str, Any] = {}
-    arrays: dict[str, np.ndarray] = {}
+    scores: Scores = {}
+    arrays: Arrays = {}
     for shots in options.shots:
         runs = []
         for repeat in range(REPEATS):
@@ -86,23 +82,24 @@ def evaluate_few_shot(
             runs.append(score_classes(similarity, truth, classes, split, replace(options, intervals=Intervals(0))))
 
         (first, queries), key = runs[0], f"{shots}_per_class"
-        outcomes: dict[str, np.ndarray] = {}
+        outcomes: Arrays = {}
+        chance: dict[str, float] = {}
         for name in filter(queries.__contains__, CLASS_METRICS):
             outcomes[name] = np.mean([of_queries[name] for _, of_queries in runs], axis=0)
-        interval_of = options.intervals.draw(outcomes, queries["cluster"], get_unit(outcomes, split))
-        scores[key] = {"num_clips": len(truth)}
-        for name in outcomes:
+            chance[name] = first[name]["chance"]
+        unit = get_unit(outcomes, split)
+        scores[key] = score_outcomes(outcomes, queries["cluster"], unit, options.intervals, chance)
+        for name, fields in scores[key].items():
             values = [run[0][name]["value"] for run in runs]
-            interval = interval_of[name]
-            if interval is not None and interval.low is not None and interval.high is not None:
-                ends = interval.low, interval.high
+            fields["value"] = float(np.mean(values))
+            if fields["low"] is not None:
+                ends = fields["low"], fields["high"]
                 cell = summarize(values, ends, options.intervals.confidence, is_share=True)
-                interval = interval._replace(low=cell.low, high=cell.high)
-            scores[key][name] = score(float(np.mean(values)), interval, first[name]["chance"])
+                fields |= {"low": cell.low, "high": cell.high}
+        scores[key]["num_clips"] = len(truth)
         outcomes |= {"query_id": queries["query_id"], "cluster": queries["cluster"]}
-        for name, outcome in outcomes.items():
-            arrays[f"few_shot/{key}/{name}"] = outcome
-    return ({"few_shot": scores}, arrays, {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}})
+        arrays |= under(f"few_shot/{key}", outcomes)
+    return {"few_shot": scores}, arrays, {"few_shot": {**settings, "shots": list(options.shots), "repeats": REPEATS}}
 
 
 def draw_shots(truth: np.ndarray, classes: Sequence[str], shots: int, rng: np.random.Generator) -> np.ndarray:
@@ -181,8 +178,5 @@ def _fit_best(part: Part, clips: np.ndarray) -> tuple[float, np.ndarray]:
     embeds = np.concatenate([part.embeds[part.held], part.tested_embeds])
     for strength in STRENGTHS:
         held_scores, test_scores = np.split(_classify(part, clips, embeds, strength), [len(truth)])
-        precisions = []
-        for column in np.flatnonzero(truth.any(axis=0)):
-            precisions.append(average_precision(held_scores[:, column], truth[:, column]))
-        results.append((np.mean(precisions), strength, test_scores))
+        results.append((class_precisions(held_scores, truth).mean(), strength, test_scores))
     return max(results, key=lambda result: result[0])[1:]

@@ -26,7 +26,7 @@ from modeling_supclap.metrics.names import DIRECTIONS as DIRECTIONS
 from modeling_supclap.metrics.names import METRICS, MORE_RETRIEVAL_METRICS, RETRIEVAL_METRICS, MetricName, get_metric
 
 from .. import __version__
-from .cache import pack_arrays
+from .cache import Arrays, pack_arrays
 from .tables import Table
 
 SCHEMA = "supclap-results/2"
@@ -131,6 +131,12 @@ SECTIONS = {
 }
 """Tasks in `results.json`, in the order of the report; "distances" is the part of "multilingual" with Gap and Dis."""
 
+Scores = dict[str, Any]
+"""Nested dict of scores, as in `Results`."""
+
+TaskResult = tuple[Scores, Arrays, dict[str, Any]]
+"""Result of a task: its part of the scores, of the arrays and of the protocol of `Results`."""
+
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 
 
@@ -205,6 +211,31 @@ def score(
     return fields if order_blind is None else {**fields, "order_blind": float(order_blind)}
 
 
+def score_outcomes(
+    outcomes: Arrays,
+    clusters: Sequence[Any] | np.ndarray,
+    unit: str,
+    intervals: Intervals,
+    chance: Mapping[str, float] = {},
+    order_blind: Mapping[str, float] = {},
+) -> Scores:
+    """Create the scores of several metrics, `{metric: score dict}`, from the outcomes of Q queries, (Q,).
+
+    A score is the mean outcome, with the interval of `Intervals.draw`. `chance` and `order_blind` contain the levels of
+    the metrics that have one.
+    """
+    interval_of = intervals.draw(outcomes, clusters, unit)
+    scores = {}
+    for name, outcome in outcomes.items():
+        scores[name] = score(outcome.mean(), interval_of[name], chance.get(name), order_blind.get(name))
+    return scores
+
+
+def under(place: str, arrays: Arrays) -> Arrays:
+    """Return arrays with the path of a score before each name."""
+    return {f"{place}/{name}": values for name, values in arrays.items()}
+
+
 @dataclass(frozen=True)
 class Score:
     """A score with its confidence interval, its reference levels and its path in the results.
@@ -266,11 +297,11 @@ class Results:
     """
 
     content: dict[str, Any]
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
     seed: int | None = None
 
     @property
-    def scores(self) -> dict[str, Any]:
+    def scores(self) -> Scores:
         """Nested dict of scores. The first key is the task."""
         return self.content["scores"]
 

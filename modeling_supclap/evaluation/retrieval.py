@@ -19,8 +19,9 @@ from modeling_supclap.metrics.embedding_gap.distance import gap_and_distance
 from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
 from modeling_supclap.metrics.recall.ranking import best_ranks, chance_scores, retrieval_outcomes
 
+from .cache import Arrays
 from .embed import ClipEmbeddings, EmbeddedSplit, Row, split_from_predictions
-from .results import DIRECTIONS, Interval, Intervals, score
+from .results import DIRECTIONS, Intervals, Scores, TaskResult, score, score_outcomes, under
 
 if TYPE_CHECKING:
     from .options import EvaluationOptions
@@ -106,12 +107,10 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
     return None if caption_handling == "each" else shared
 
 
-def evaluate_retrieval(
-    split: EmbeddedSplit, options: EvaluationOptions, is_light: bool = False
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+def evaluate_retrieval(split: EmbeddedSplit, options: EvaluationOptions, is_light: bool = False) -> TaskResult:
     """Evaluate text-to-audio and audio-to-text retrieval in each language, and consistency across languages.
 
-    With `is_light`, arrays, intervals and embedding distances are not computed, because only reports need them.
+    With `is_light`, there are no intervals, and the arrays for `Results` lack those that only reports need.
 
     Returns:
         Tuple of the scores `{"retrieval": ...}`, the arrays for `Results`, and the number of captions per language for
@@ -121,50 +120,47 @@ def evaluate_retrieval(
         ValueError: No clip has a caption in one of the languages. Or `options.caption_handling` is "all", and a clip
             has different numbers of captions in different languages.
     """
-    languages, intervals = options.languages, Intervals(0) if is_light else options.intervals
+    languages, metrics = options.languages, options.retrieval_metrics
     at_most = count_captions(split.rows, languages, options.caption_handling)
     groups = np.array([group_id(row, options.positives) for row in split.rows])
-    units, unit = split.sources, split.unit
-    if not is_light:
-        units = resampling_units(split.sources, groups)
-        if len(np.unique(units)) < len(np.unique(split.sources)):
-            unit = "caption groups"  # also linked by equal captions
-    draw = partial(intervals.draw, unit=unit)
-    scores: dict[str, Any] = {}
-    arrays: dict[str, np.ndarray] = {}
-    counts: dict[str, int] = {}
+    units = resampling_units(split.sources, groups)
+    is_linked = len(np.unique(units)) < len(np.unique(split.sources))  # also by equal captions
+    unit = "caption groups" if is_linked else split.unit
+    score_all = partial(score_outcomes, unit=unit, intervals=Intervals(0) if is_light else options.intervals)
 
     # Evenly spaced clips, for the figures of the embedding space.
     sampled = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
-    if not is_light:
-        arrays |= {"embeddings/audio": split.clips.mean[sampled], "embeddings/audio_clip": sampled}
-
+    arrays: Arrays = {"embeddings/audio": split.clips.mean[sampled], "embeddings/audio_clip": sampled}
+    scores: Scores = {}
+    counts: dict[str, int] = {}
     for language in languages:
         table = caption_table(split.rows, groups, language, at_most)
-        texts, clips = split.texts(table.texts, language), split.clips
-        if len(table.clips) < len(split.rows):
-            clips = clips.select(table.clips)
-
+        texts, clips = split.texts(table.texts, language), split.clips.select(table.clips)
+        similarity = clips.similarity(texts)
+        ids = caption_ids(split.ids[table.text_rows], table.text_numbers)
         counts[language] = len(table.texts)
         scores[language] = {}
-        similarity = clips.similarity(texts)
         for direction in DIRECTIONS:
-            of_queries = similarity if direction == "t2a" else similarity.T
-            scores[language][direction], query_arrays = _score_direction(
-                split, table, of_queries, direction, groups, units, draw, is_light, options.retrieval_metrics
+            rows, candidates, queries, of_queries = table.text_rows, table.clips, ids, similarity
+            if direction == "a2t":
+                rows, candidates, queries, of_queries = candidates, rows, split.ids[candidates], similarity.T
+            relevant = match_groups(groups[rows], groups[candidates])
+            scores[language][direction], outcomes = _score_direction(
+                of_queries, relevant, units[rows], score_all, metrics
             )
-            for name, values in query_arrays.items():
-                arrays[f"retrieval/{language}/{direction}/{name}"] = values
-
+            if not is_light:
+                top = find_top(of_queries)
+                outcomes |= {"query_id": queries, "top": table.clips[top] if direction == "t2a" else top}
+            arrays |= under(f"retrieval/{language}/{direction}", outcomes)
         if not is_light:
             arrays |= _describe_captions(language, table, groups, texts, clips, similarity, sampled)
 
-    all_scores: dict[str, Any] = {"retrieval": scores}
+    all_scores: Scores = {"retrieval": scores}
     if len(languages) > 1:
-        agreement, query_arrays = _compare_languages(split, languages, groups, units, draw, is_light)
+        agreement, query_arrays = _compare_languages(split, languages, groups, units, score_all)
         all_scores |= {"multilingual": agreement} if agreement else {}
         arrays |= query_arrays
-        for direction, name in itertools.product(DIRECTIONS, (*RETRIEVAL_METRICS, *options.retrieval_metrics)):
+        for direction, name in itertools.product(DIRECTIONS, (*RETRIEVAL_METRICS, *metrics)):
             fields = []
             for language in languages:
                 field = scores[language][direction][name]
@@ -172,6 +168,11 @@ def evaluate_retrieval(
             value, chance = np.mean(fields, axis=0)
             scores.setdefault("mean", {}).setdefault(direction, {})[name] = score(value, None, chance)
     return all_scores, arrays, {"captions": counts}
+
+
+def caption_ids(clip_ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return the ids of captions, such as "clip#1", from the ids of their clips and their indices."""
+    return np.array([f"{clip}#{number}" for clip, number in zip(clip_ids, numbers, strict=True)])
 
 
 def retrieval_metric_names(languages: Sequence[str]) -> list[str]:
@@ -232,48 +233,26 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
 
 
 def _score_direction(
-    split: EmbeddedSplit,
-    table: CaptionTable,
     similarity: Any,
-    direction: str,
-    groups: np.ndarray,
-    units: np.ndarray,
-    draw: Callable[..., dict[str, Interval | None]],
-    is_light: bool,
+    relevant: Sequence[Sequence[int]],
+    clusters: np.ndarray,
+    score_all: Callable[..., Scores],
     further: Sequence[str],
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[Scores, Arrays]:
     """Score one retrieval direction in one language, also with the metrics `further`.
 
     Return the scores, and outcome arrays with one entry per query.
     """
-    query_rows, candidate_rows = table.text_rows, table.clips
-    if direction == "a2t":
-        query_rows, candidate_rows = candidate_rows, query_rows
-    relevant = match_groups(groups[query_rows], groups[candidate_rows])
     outcomes = retrieval_outcomes(similarity, relevant, RECALL_CUTOFFS, metrics=further)
-    chance = chance_scores(relevant, similarity.shape[1], RECALL_CUTOFFS, metrics=further)
     ranks = outcomes["rank"] + 1
-
-    clusters = units[query_rows]
-    interval_of = draw({**outcomes, "rank": ranks}, clusters)
-
-    scores: dict[str, Any] = {}
-    for name in (*RETRIEVAL_METRICS, *further):
-        scores[name] = score(outcomes[name].mean(), interval_of[name], chance[name])
     # With random ranking, the expected best rank of m correct candidates among n is (n + 1) / (m + 1).
     num_relevant = np.fromiter(map(len, relevant), float)
     random_rank = np.mean((similarity.shape[1] + 1) / (num_relevant + 1))
-    scores["mean_rank"] = score(ranks.mean(), interval_of["rank"], random_rank)
-    scores["median_rank"] = score(int(np.median(outcomes["rank"])) + 1)
-    scores["num_queries"] = len(ranks)
-    if is_light:
-        return scores, {}
-
-    queries, top = split.ids[query_rows], find_top(similarity)
-    if direction == "t2a":
-        names = zip(queries, table.text_numbers, strict=True)
-        queries, top = np.array([f"{clip}#{number}" for clip, number in names]), table.clips[top]
-    return scores, {**outcomes, "query_id": queries, "cluster": clusters, "top": top}
+    chance = chance_scores(relevant, similarity.shape[1], RECALL_CUTOFFS, metrics=further)
+    scored = {name: outcomes[name] for name in (*RETRIEVAL_METRICS, *further)}
+    scores = score_all({**scored, "mean_rank": ranks}, clusters, chance={**chance, "mean_rank": random_rank})
+    scores |= {"median_rank": score(int(np.median(outcomes["rank"])) + 1), "num_queries": len(ranks)}
+    return scores, {**outcomes, "cluster": clusters}
 
 
 def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -325,7 +304,7 @@ def _describe_captions(
     clips: ClipEmbeddings,
     similarity: Any,
     sampled: np.ndarray,
-) -> dict[str, np.ndarray]:
+) -> Arrays:
     """Return the captions, and the arrays for the figures of the report.
 
     These are the cosines of all matching pairs, those of a random sample of non-matching pairs (fixed seed), and the
@@ -364,9 +343,8 @@ def _compare_languages(
     languages: Sequence[str],
     groups: np.ndarray,
     units: np.ndarray,
-    draw: Callable[..., dict[str, Interval | None]],
-    is_light: bool,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    score_all: Callable[..., Scores],
+) -> tuple[Scores, Arrays]:
     """Compute MRV and MSR over parallel captions, and the embedding distances to the anchor language.
 
     MRV is the mean rank variance over languages. MSR is the mean squared rank of the correct clip, with ranks from 0:
@@ -380,10 +358,10 @@ def _compare_languages(
     if not pairs:  # no parallel captions to compare
         return {}, {}
 
-    clips = np.array(pairs)[:, 0]
+    clips, numbers = np.array(pairs).T
     relevant = match_groups(groups[clips], groups)
     texts: dict[str, list[str]] = {}
-    embeds: dict[str, np.ndarray] = {}
+    embeds: Arrays = {}
     ranks = np.empty((len(pairs), len(languages)), np.int64)
     for column, language in enumerate(languages):
         texts[language] = [rows[clip]["captions"][language][number] for clip, number in pairs]
@@ -393,29 +371,18 @@ def _compare_languages(
     # (queries, languages) -> (queries,). If all embeddings collapse to one point, MRV is 0, but MSR is at chance level.
     outcomes = {"MRV": ranks.var(axis=1), "MSR": (ranks.astype(float) ** 2).mean(axis=1)}
     clusters = units[clips]
-    interval_of = draw(outcomes, clusters)
     # Mean and variance of the best rank under random ranking, if m of n clips are correct.
     n, m = len(rows), np.fromiter(map(len, relevant), float)
     mean, variance = (n - m) / (m + 1), m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2))
     chance = {"MRV": np.mean((1 - 1 / len(languages)) * variance), "MSR": np.mean(variance + mean**2)}
-    across = {}
-    for name, outcome in outcomes.items():
-        across[name] = score(outcome.mean(), interval_of[name], chance[name])
-    scores: dict[str, Any] = {"num_parallel": len(pairs), "all": across}
-    if is_light:
-        return scores, {}
-
-    arrays = {
-        "multilingual/ranks": ranks,
-        "multilingual/query_id": np.array([f"{split.ids[clip]}#{number}" for clip, number in pairs]),
-        "multilingual/text": np.array(texts[anchor]),
-        "multilingual/cluster": clusters,
-    }
+    scores: Scores = {"num_parallel": len(pairs), "all": score_all(outcomes, clusters, chance=chance)}
+    arrays = {"ranks": ranks, "query_id": caption_ids(split.ids[clips], numbers), "cluster": clusters}
+    arrays["text"] = np.array(texts[anchor])
     for language in languages:
         if language != anchor:
-            distances = np.linalg.norm(embeds[language].astype(np.float64) - embeds[anchor].astype(np.float64), axis=1)
-            interval = draw({"Dis": distances}, clusters)["Dis"]
+            distances = np.linalg.norm(np.subtract(embeds[language], embeds[anchor], dtype=np.float64), axis=1)
             gap = gap_and_distance(embeds[language], embeds[anchor])
-            scores[language] = {"Gap": score(gap["Gap"]), "Dis": score(gap["Dis"], interval)}
-            arrays[f"multilingual/distance/{language}"] = distances
-    return scores, arrays
+            distance = score_all({"Dis": distances}, clusters)["Dis"] | {"value": gap["Dis"]}
+            scores[language] = {"Gap": score(gap["Gap"]), "Dis": distance}
+            arrays[f"distance/{language}"] = distances
+    return scores, under("multilingual", arrays)

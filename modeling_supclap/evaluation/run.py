@@ -151,17 +151,15 @@ def score_groups(split: EmbeddedSplit, options: EvaluationOptions, column: str) 
     Raises:
         ValueError: The rows have no such column.
     """
-    groups: dict[str, list[int]] = {}
-    for index, row in enumerate(split.rows):
+    for row in split.rows:
         if column not in row:
             raise ValueError(
                 f"group_by is {column!r}, but the rows have the columns {sorted(row)}; name one of them, or add a "
                 "column of this name to the table or with rows.add_column"
             )
-        groups.setdefault(str(row[column] or "no value"), []).append(index)
     scores: dict[str, dict[str, Any]] = {}
-    for value, chosen in sorted(groups.items()):
-        part, scores[value] = split.select(chosen), {}
+    for value, part in split.group_by(column).items():
+        scores[value] = {}
         if "retrieval" in options.tasks and (languages := part.languages(options.languages)):
             scores[value] |= evaluate_retrieval(part, replace(options, languages=languages))[0]
         if "zero_shot" in options.tasks:

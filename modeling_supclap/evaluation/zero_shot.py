@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -12,10 +11,10 @@ from modeling_supclap.datasets_scripts.builders.captions import render_captions
 from modeling_supclap.metrics.bootstrap import MIN_UNITS
 from modeling_supclap.metrics.recall.ranking import average_precision, chance_scores, retrieval_outcomes
 
-from .cache import digest_of
+from .cache import Arrays, digest_of
 from .embed import EmbeddedSplit, Row
 from .options import EvaluationOptions, Phrases
-from .results import score
+from .results import Scores, TaskResult, score, score_outcomes, under
 
 
 def class_texts(
@@ -65,9 +64,7 @@ def class_means(text_embeds: np.ndarray, num_classes: int) -> np.ndarray:
     return (means / np.linalg.norm(means, axis=1, keepdims=True)).astype(np.float32)
 
 
-def evaluate_zero_shot(
-    split: EmbeddedSplit, options: EvaluationOptions
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+def evaluate_zero_shot(split: EmbeddedSplit, options: EvaluationOptions) -> TaskResult:
     """Classify the clips of a split with each template set in each language.
 
     A tie between the correct class and another class counts as wrong. If clips have several labels, the score is mAP:
@@ -80,8 +77,8 @@ def evaluate_zero_shot(
         ValueError: A clip has no label, a label is not in `classes`, or `class_texts` raises.
     """
     truth, names = label_matrix(split.rows, options.classes)
-    scores: dict[str, Any] = {}
-    arrays: dict[str, np.ndarray] = {"zero_shot/classes": np.array(names)}
+    scores: Scores = {}
+    arrays: Arrays = {"zero_shot/classes": np.array(names)}
     prompts: dict[str, list[list[str]]] = {}
     for language in options.zero_shot_languages:
         scores[language] = {}
@@ -92,8 +89,7 @@ def evaluate_zero_shot(
             embeds = class_means(split.texts(list(itertools.chain(*texts)), language), len(names))
             cosines = split.clips.similarity(embeds)[:].T
             scores[language][name], outcomes = score_classes(cosines, truth, names, split, options)
-            for key, values in outcomes.items():
-                arrays[f"zero_shot/{language}/{name}/{key}"] = values
+            arrays |= under(f"zero_shot/{language}/{name}", outcomes)
 
     protocol = {
         "templates": dict(options.template_sets),
@@ -136,7 +132,7 @@ def get_unit(metrics: Iterable[str], split: EmbeddedSplit) -> str:
 
 def score_classes(
     similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], split: EmbeddedSplit, options: EvaluationOptions
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[Scores, Arrays]:
     """Score zero-shot predictions.
 
     Args:
@@ -153,7 +149,10 @@ def score_classes(
         return _score_multi_label(similarity, truth, classes, split, options)
     targets = truth.argmax(axis=1)
     outcomes = retrieval_outcomes(similarity, targets[:, None], k=(1, 5))
-    hits = {"top1": outcomes["R@1"], "top5": outcomes["R@5"]}
+    levels = chance_scores(targets[:, None], len(classes), k=(1, 5))
+    hits, chance = {}, {}
+    for name, recall in (("top1", "R@1"), ("top5", "R@5")):
+        hits[name], chance[name] = outcomes[recall], levels[recall]
 
     # A tie counts as wrong, as in top1: the predicted class is then the best of the other classes.
     rivals = np.where(truth, -np.inf, similarity)
@@ -161,45 +160,40 @@ def score_classes(
     confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(confusion, (targets, predicted), 1)
 
-    interval_of = options.intervals.draw(hits, split.sources, split.unit)
-    chance = chance_scores(targets[:, None], len(classes), k=(1, 5))
-    per_class = {}
-    for index in np.unique(targets).tolist():
-        per_class[classes[index]] = float(hits["top1"][targets == index].mean())
-    scores: dict[str, Any] = {
-        "top1": score(hits["top1"].mean(), interval_of["top1"], chance["R@1"]),
-        "top5": score(hits["top5"].mean(), interval_of["top5"], chance["R@5"]),
-        "mean_per_class": score(float(np.mean(list(per_class.values()))), None, chance["R@1"]),
-        "num_clips": len(targets),
-        "per_class": per_class,
-    }
+    def mean_over(groups: np.ndarray, name_of: Callable[[int], str]) -> tuple[Scores, dict[str, float]]:
+        means = {name_of(group): float(hits["top1"][groups == group].mean()) for group in np.unique(groups).tolist()}
+        return score(float(np.mean(list(means.values()))), None, chance["top1"]), means
+
+    scores = score_outcomes(hits, split.sources, split.unit, options.intervals, chance)
+    scores["mean_per_class"], per_class = mean_over(targets, classes.__getitem__)
+    scores |= {"num_clips": len(targets), "per_class": per_class}
     if options.folds is not None:
         clip_folds = np.array(list(map(options.folds.__getitem__, split.ids.tolist())))
-        scores["per_fold"] = {}
-        for fold in np.unique(clip_folds).tolist():
-            scores["per_fold"][str(fold)] = float(hits["top1"][clip_folds == fold].mean())
-        scores["mean_over_folds"] = score(float(np.mean(list(scores["per_fold"].values()))), None, chance["R@1"])
+        scores["mean_over_folds"], scores["per_fold"] = mean_over(clip_folds, str)
     queries = {"query_id": split.ids, "cluster": split.sources, "truth": targets}
     return scores, {**hits, "predicted": predicted, "confusion": confusion, **queries}
 
 
 def _score_multi_label(
     similarity: np.ndarray, truth: np.ndarray, classes: Sequence[str], split: EmbeddedSplit, options: EvaluationOptions
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[Scores, Arrays]:
     """Compute mAP over the classes with at least one clip. Its bootstrap interval resamples the classes.
 
     With fewer than 10 recordings, these are the clusters, so that there is no interval.
     """
-    columns, num_clips = np.flatnonzero(truth.any(axis=0)), len(truth)
-    names = np.array(classes)[columns]
-    precisions = np.empty(len(columns))
-    for number, column in enumerate(columns):
-        precisions[number] = average_precision(similarity[:, column], truth[:, column])
+    names, num_clips = np.array(classes)[truth.any(axis=0)], len(truth)
+    precisions = class_precisions(similarity, truth)
     unit = get_unit(["mAP"], split)
     clusters = names if unit == "classes" else np.resize(np.unique(split.sources), len(names))
-    interval = options.intervals.draw({"mAP": precisions}, clusters, unit)["mAP"]
-    relevant = list(map(range, truth.sum(axis=0)[columns].tolist()))
+    relevant = list(map(range, filter(None, truth.sum(axis=0).tolist())))
     chance = chance_scores(relevant, num_clips, map_cutoff=num_clips)[f"mAP@{num_clips}"]
+    scores = score_outcomes({"mAP": precisions}, clusters, unit, options.intervals, {"mAP": chance})
     per_class = dict(zip(names.tolist(), precisions.tolist(), strict=True))
-    scores = {"mAP": score(precisions.mean(), interval, chance), "num_clips": num_clips, "per_class": per_class}
+    scores |= {"num_clips": num_clips, "per_class": per_class}
     return scores, {"mAP": precisions, "query_id": names, "cluster": clusters}
+
+
+def class_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Compute the average precision of each class with at least one clip, from scores (N, C) and labels (N, C)."""
+    columns = np.flatnonzero(truth.any(axis=0))
+    return np.array([average_precision(scores[:, column], truth[:, column]) for column in columns])

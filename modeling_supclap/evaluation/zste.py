@@ -20,9 +20,10 @@ from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Promp
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
 from ..audio_input import Recording
+from .cache import Arrays
 from .embed import ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
 from .options import EvaluationOptions
-from .results import Intervals, score
+from .results import Intervals, Scores, TaskResult, score_outcomes, under
 from .zero_shot import label_matrix
 
 # Tasks with temporal candidate prompts. MRV (mean rank variance over languages) is computed only for these.
@@ -31,9 +32,7 @@ ORDER_BLIND = {"3A": 1 / 2, "4A": 1 / 2}
 """Accuracy of a model that recognises all sounds and detects overlap, but ignores their order."""
 
 
-def evaluate_zste(
-    split: EmbeddedSplit, options: EvaluationOptions
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+def evaluate_zste(split: EmbeddedSplit, options: EvaluationOptions) -> TaskResult:
     """Run ZSTE: compose clips from a split, embed them, and score all tasks in all languages.
 
     If the model has a maximum window (CED: 10.12 s), both recordings of a pair are truncated to half the window, so
@@ -70,8 +69,8 @@ def evaluate_zste(
     ask = partial(
         zste_prompts, labels=labels, phrases=class_phrases, num_candidates=zste.num_candidates, seed=zste.seed
     )
-    scores: dict[str, Any] = {}
-    arrays: dict[str, np.ndarray] = {}
+    scores: Scores = {}
+    arrays: Arrays = {}
     for task in zste.tasks:
         indices, questions = [], []
         for index, record in enumerate(task_records):
@@ -80,23 +79,21 @@ def evaluate_zste(
                 questions.append(record)
         task_clips = clips.select(indices)
         task_ids, task_clusters = ids[indices], clusters[indices]
+        score_all = partial(score_outcomes, clusters=task_clusters, unit=split.unit, intervals=intervals)
         ranks = []
         for language in languages:
-            outcomes, levels, language_ranks = _score_task(task, language, questions, task_clips, split, ask)
+            outcomes, chance, language_ranks = _score_task(task, language, questions, task_clips, split, ask)
             ranks.append(language_ranks)
-            interval_of = intervals.draw(outcomes, task_clusters, split.unit)
+            scores.setdefault(language, {}).update(score_all(outcomes, chance=chance, order_blind=ORDER_BLIND))
             for name, outcome in outcomes.items():
-                scores.setdefault(language, {})[name] = score(outcome.mean(), interval_of[name], *levels[name])
-                prefix = f"zste/{language}/{name}"
-                arrays |= {f"{prefix}/query_id": task_ids, f"{prefix}/cluster": task_clusters}
-                arrays[f"{prefix}/score"] = outcome
+                queries = {"query_id": task_ids, "cluster": task_clusters, "score": outcome}
+                arrays |= under(f"zste/{language}/{name}", queries)
 
         if len(languages) > 1 and task in TEMPORAL_TASKS:
             # (questions, languages) -> (questions,)
             arrays[f"zste/ranks/{task}"] = np.stack(ranks, axis=1)
             variances = arrays[f"zste/ranks/{task}"].var(axis=1)
-            mrv = score(variances.mean(), intervals.draw({"MRV": variances}, task_clusters, split.unit)["MRV"])
-            scores.setdefault("all", {})[task] = {"MRV": mrv}
+            scores.setdefault("all", {})[task] = score_all({"MRV": variances})
 
     protocol = {
         **asdict(zste),
@@ -126,10 +123,10 @@ def _score_task(
     clips: ClipEmbeddings,
     split: EmbeddedSplit,
     ask: Callable[..., Prompts],
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[float, float | None]], np.ndarray]:
+) -> tuple[Arrays, dict[str, float], np.ndarray]:
     """Score a task in one language, with one question per record. `ask` is `zste_prompts` with its options.
 
-    Return the outcomes (Q,) and the chance and order-blind levels of each metric, and the ranks (Q,) of `zste_ranks`.
+    Return the outcomes (Q,) and the chance level of each metric, and the ranks (Q,) of `zste_ranks`.
     """
     prompts = [ask(task, record, language=language) for record in records]
 
@@ -146,16 +143,15 @@ def _score_task(
 
     relevant, tasks = [prompt.right for prompt in prompts], [task] * len(prompts)
     outcomes = zste_outcomes(cosines, relevant, tasks)
-    chance = float(np.mean([zste_chance(len(prompt.texts), task) for prompt in prompts]))
-    levels: dict[str, tuple[float, float | None]] = {task: (chance, ORDER_BLIND.get(task))}
+    chance = {task: float(np.mean([zste_chance(len(prompt.texts), task) for prompt in prompts]))}
     if task in ORDER_BLIND:
         opposites = []
         for record, prompt in zip(records, prompts, strict=True):
             other = ask(task, {**record, "labels": record["labels"][::-1]}, language=language)
             opposites.append(prompt.texts.index(other.texts[other.right[0]]))
         outcomes[f"{task}_order"] = zste_order_outcomes(cosines, relevant, opposites)
-        levels[f"{task}_order"] = (1 / 2, None)
-    return outcomes, levels, zste_ranks(cosines, relevant, tasks)
+        chance[f"{task}_order"] = 1 / 2
+    return outcomes, chance, zste_ranks(cosines, relevant, tasks)
 
 
 def embed_records(
@@ -209,9 +205,7 @@ def temporal_metrics(prediction: Any) -> dict[str, float]:
     return {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"], **values}
 
 
-def evaluate_pairs(
-    prediction: Any, intervals: Intervals | None = None
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple[Scores, Arrays]:
     """Compute how often a clip is closest to its own caption among the captions of its pair (TeminAL section 3.2).
 
     A pair consists of R clips that are built from the same two sounds, each with a caption. In stage A (R = 2), these
@@ -240,11 +234,8 @@ def evaluate_pairs(
         blind = {"temporal_accuracy": 2 / 3, "forward_accuracy": 1 / 2, "reversed_accuracy": 1 / 2}
 
     ids = np.char.add("pair ", np.arange(len(correct)).astype(str))
-    interval_of = intervals.draw(outcomes, ids, "pairs")
-    scores = {}
-    for name, outcome in outcomes.items():
-        chance = 1 / 2 if name == "order_accuracy" else 1 / len(roles)
-        scores[name] = score(outcome.mean(), interval_of[name], chance, blind.get(name))
+    chance = {**dict.fromkeys(outcomes, 1 / len(roles)), "order_accuracy": 1 / 2}
+    scores = score_outcomes(outcomes, ids, "pairs", intervals, chance, blind)
     return scores, {**outcomes, "query_id": ids, "cluster": ids}
 
 
