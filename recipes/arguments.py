@@ -112,10 +112,9 @@ def list_options(groups: Sequence[Any]) -> dict[str, dict[str, str]]:
             declared = {} if base.__module__.startswith("transformers.") else vars(base).get("__annotations__", {})
             title = (base.__doc__ or "").strip().partition("\n")[0].rstrip(".")
             for name in declared:
-                text = fields[name].metadata.get("help") or texts.get(name) if name in fields else None
-                if text and name not in listed:
+                if name in fields and name in texts and name not in listed:
                     listed.add(name)
-                    sections.setdefault(title, {})[name] = _describe(name, text, get_default(fields[name]))
+                    sections.setdefault(title, {})[name] = _describe(name, texts[name], get_default(fields[name]))
     return sections
 
 
