@@ -325,7 +325,7 @@ def compare_costs(
     for cost in COSTS:
         costs = get_curves(points, cost), get_curves(baseline, cost)
         reached = [list(map(cost_to_reach, *curves, levels)) for curves in zip(costs, scores, strict=True)]
-        logs = np.log(np.divide(*reached))
+        logs = np.log(reached[0]) - np.log(reached[1])
         if np.isfinite(logs).all():
             ratios[cost] = {key: float(np.exp(value)) for key, value in _as_dict(summarize(logs)).items()}
     return ratios
@@ -345,14 +345,14 @@ def compare_curves(
     """
     scores = [get_curves(each, key) for each in (points, others)]  # (n, L) each
     last = min(len(points), len(others)) - 1
-    differences = {"final": _as_dict(difference(*(each[:, last] for each in scores)))}
+    differences = {"final": _as_dict(difference(scores[0][:, last], scores[1][:, last]))}
     for cost in COSTS:
         costs = [np.log(get_curves(each, cost)) for each in (points, others)]
-        common = np.minimum(*(each[:, -1] for each in costs))  # (n,)
+        common = np.minimum(costs[0][:, -1], costs[1][:, -1])  # (n,)
         interpolate = partial(np.interp, left=np.nan)  # the shortest run costs more
         equal = [list(map(interpolate, common, *curves)) for curves in zip(costs, scores, strict=True)]
         if np.isfinite(equal).all():
-            differences[cost] = _as_dict(difference(*equal))
+            differences[cost] = _as_dict(difference(equal[0], equal[1]))
     return differences
 
 
