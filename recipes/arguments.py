@@ -112,10 +112,9 @@ def list_options(groups: Sequence[Any]) -> dict[str, dict[str, str]]:
             declared = {} if base.__module__.startswith("transformers.") else vars(base).get("__annotations__", {})
             title = (base.__doc__ or "").strip().partition("\n")[0].rstrip(".")
             for name in declared:
-                text = fields[name].metadata.get("help") or texts.get(name) if name in fields else None
-                if text and name not in listed:
+                if name in fields and name in texts and name not in listed:
                     listed.add(name)
-                    sections.setdefault(title, {})[name] = _describe(name, text, get_default(fields[name]))
+                    sections.setdefault(title, {})[name] = _describe(name, texts[name], get_default(fields[name]))
     return sections
 
 
@@ -129,7 +128,7 @@ def format_all_options(parser: HfArgumentParser, groups: Sequence[Any]) -> str:
     for action in parser._actions:
         name = action.dest
         if name not in known and f"--{name}" in action.option_strings:
-            others[name] = _describe(name, " ".join((action.help or "").split()).replace("%%", "%"), action.default)
+            others[name] = _describe(name, " ".join((action.help or "").split()), action.default)
     return _format_sections({**sections, "Trainer of transformers": others} if others else sections)
 
 
@@ -249,17 +248,17 @@ def _read_defaults(
     finder.add_argument("--dataset")
     finder.add_argument("--datasets", nargs="+")
     named = finder.parse_known_args(words)[0]
-    if words and words[0].endswith((".yaml", ".yml")):
-        path = words.pop(0)
-        values = _convert(read_settings(path), path, parser, hints)
-        if named.dataset is not None and values.get("dataset", named.dataset) != named.dataset:
-            values.pop("dataset_config", None)
-        return values
-    if default_config is None:
+    has_file = bool(words) and words[0].endswith((".yaml", ".yml"))
+    path = words.pop(0) if has_file else default_config
+    if path is None:
         return {}
-    values = _convert(read_settings(default_config), default_config, parser, hints)
-    applies = named.datasets is None and named.dataset in (None, values.get("dataset"))
-    return values if applies else {}
+    values = _convert(read_settings(path), path, parser, hints)
+    is_other = named.dataset not in (None, values.get("dataset", named.dataset))
+    if not has_file:
+        return {} if is_other or named.datasets is not None else values
+    if is_other:
+        values.pop("dataset_config", None)
+    return values
 
 
 def parse_names(group: Any, about: str | None) -> tuple[list[str], Any]:
@@ -278,13 +277,7 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
         def error(self, message: str) -> NoReturn:
             raise ValueError(message)
 
-    parser = Parser(list(groups), allow_abbrev=False, add_help=False)
-    texts: dict[str, str] = {}
-    for group in groups:
-        texts |= option_texts(group)
-    for action in parser._actions:
-        action.help = texts.get(action.dest, action.help or "").replace("%", "%%")
-    return parser
+    return Parser(list(groups), allow_abbrev=False, add_help=False)
 
 
 def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:

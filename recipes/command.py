@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
-import importlib.util
 import io
 import logging
 import os
@@ -101,13 +100,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
-def _source(module: str) -> Path:
-    """Return the path of a module's source file, without importing the module."""
-    spec = importlib.util.find_spec(f"modeling_supclap.{module}")
-    assert spec is not None
-    return Path(str(spec.origin))
-
-
 def _launch(module: str, words: Sequence[str]) -> int:
     """Run a recipe under `accelerate launch`, without the traceback of the launcher. Return the exit status."""
     # silences torch's launcher; the processes print their own errors
@@ -121,8 +113,9 @@ def _launch(module: str, words: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, lambda *_: None)  # the recipe handles Ctrl-C and prints how to continue
     try:
         # Run by path, not by module name, so that files in the current folder cannot shadow imports.
+        script = Path(__file__).parents[1] / f"{module.replace('.', '/')}.py"
         launch.simple_launcher = _run_here
-        launch.launch_command(launch.launch_command_parser().parse_args(["--quiet", str(_source(module)), *words]))
+        launch.launch_command(launch.launch_command_parser().parse_args(["--quiet", str(script), *words]))
     except SystemExit as error:
         return int(error.code or 0)
     except SignalException as error:

@@ -59,33 +59,6 @@ class Clip(NamedTuple):
     state: str = ""
 
 
-class Clips(Sequence[Clip]):
-    """Recordings of all splits in order. A slice is read from the rows when it is needed."""
-
-    def __init__(self, splits: Mapping[str, Any]) -> None:
-        from modeling_supclap.datasets_scripts.schema import without_audio
-
-        self.splits = splits
-        self.rows = {split: without_audio(rows) for split, rows in splits.items()}
-
-    def __len__(self) -> int:
-        return sum(len(rows) for rows in self.rows.values())
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return one clip, or a list of clips for a slice."""
-        if not isinstance(index, slice):
-            return self[index : index + 1][0]
-        lengths = {split: len(rows) for split, rows in self.rows.items()}
-        start, stop, _ = index.indices(len(self))
-        clips = []
-        for split, numbers in split_ranges(range(start, stop), lengths).items():
-            rows = self.splits[split]
-            part = rows.select(numbers) if hasattr(rows, "select") else rows[numbers.start : numbers.stop]
-            for number, state in zip(numbers, recording_states(part), strict=True):
-                clips.append(Clip(self.rows[split][number]["clip_id"], split, number, state))
-        return clips
-
-
 class Corpus:
     """Recordings to embed, from all splits, or one `channel` of them.
 
@@ -99,14 +72,30 @@ class Corpus:
         pad_short_clips: bool = False,
         channel: int | None = None,
     ) -> None:
+        from modeling_supclap.datasets_scripts.schema import without_audio
+
         self.splits, self.root, self.pad_short_clips, self.channel = splits, root, pad_short_clips, channel
-        self.clips = Clips(splits)
+        self.rows = {split: without_audio(rows) for split, rows in splits.items()}
+        self.lengths = {split: len(rows) for split, rows in self.rows.items()}
+
+    def __len__(self) -> int:
+        return sum(self.lengths.values())
+
+    def clips(self, numbers: range) -> list[Clip]:
+        """Read the clips with these numbers, counted through all splits."""
+        clips = []
+        for split, part in split_ranges(numbers, self.lengths).items():
+            rows = self.splits[split]
+            states = recording_states(rows.select(part) if hasattr(rows, "select") else rows[part.start : part.stop])
+            for number, state in zip(part, states, strict=True):
+                clips.append(Clip(self.rows[split][number]["clip_id"], split, number, state))
+        return clips
 
     @property
     def digest(self) -> str:
         """SHA-256 of the splits and ids of all clips, or of the table."""
         digest = hashlib.sha256()
-        for split, rows in self.clips.rows.items():
+        for split, rows in self.rows.items():
             if hasattr(rows, "digest"):
                 digest.update(f"{split}\0{rows.digest}\n".encode())
                 continue
@@ -128,7 +117,7 @@ class Corpus:
         from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS
 
         columns = getattr(self.splits[clip.split], "column_names", None) or ()
-        row_without_audio = self.clips.rows[clip.split][clip.row]
+        row_without_audio = self.rows[clip.split][clip.row]
         path = row_without_audio["audio_path"]
         *segment, channel = segment_of({"channel": self.channel, **row_without_audio})
         # An address would be downloaded for each part.
@@ -156,23 +145,22 @@ def load_corpus(args: CorpusArguments) -> Corpus:
     sources = {"dataset": args.dataset, "folder": args.folder, "table": args.table}
     if sum(source is not None for source in sources.values()) != 1:
         raise ValueError(f"got {sources}; set exactly one of them")
+    root: str | None
     if args.dataset is not None:
-        data_dir = args.builder_options.get("data_dir")
+        splits, data_dir = args.load_splits(), args.builder_options.get("data_dir")
         root = None if data_dir is None or not Path(data_dir).is_dir() else str(Path(data_dir).absolute())
-        return Corpus(args.load_splits(), root, args.pad_short_clips)
-    if args.table is not None:
+    elif args.table is not None:
         from modeling_supclap.datasets_scripts.recording_table import RecordingTable
 
-        rows_of_table = RecordingTable(args.table, args.path_column, args.id_column)
-        return Corpus(
-            {"all": rows_of_table}, str(Path(args.table).resolve().parent), args.pad_short_clips, args.channel
-        )
-
-    root, paths = list_recordings(str(args.folder))
-    rows = []
-    for name, path in paths.items():
-        rows.append({"clip_id": name, "audio_path": path if isinstance(path, Address) else str(path)})
-    return Corpus({"all": rows}, root, args.pad_short_clips, args.channel)
+        splits = {"all": RecordingTable(args.table, args.path_column, args.id_column)}
+        root = str(Path(args.table).resolve().parent)
+    else:
+        root, paths = list_recordings(str(args.folder))
+        rows = []
+        for name, path in paths.items():
+            rows.append({"clip_id": name, "audio_path": path if isinstance(path, Address) else str(path)})
+        splits = {"all": rows}
+    return Corpus(splits, root, args.pad_short_clips, args.channel)
 
 
 def main() -> None:
@@ -200,7 +188,7 @@ def main() -> None:
     )
     # The requested length, limited by the model's maximum.
     args.chunk_seconds = min(filter(None, (args.chunk_seconds, model.chunk_seconds)), default=None)
-    args.clips_per_file = choose_clips_per_file(args, len(corpus.clips), state.num_processes)
+    args.clips_per_file = choose_clips_per_file(args, len(corpus), state.num_processes)
 
     plan = make_plan(args, corpus, model, shard)
     if state.is_main_process and shard.count > 1:
@@ -212,13 +200,14 @@ def main() -> None:
             start_output(output, plan)
             remove_unfinished(output, shard)
         state.wait_for_everyone()
-        paths = write_files(model, corpus, args, state)
+        paths = write_files(model, corpus, args, plan, state)
         state.wait_for_everyone()
-        if state.is_main_process and shard.count == 1:
-            write_manifest(output, plan, describe_files(paths))
-        elif state.is_main_process:
+        if state.is_main_process:
             write_record(output, shard, describe_files(paths))
-            say(f"shard {args.shard} of {output} is complete; after the last one, run the command with --finish")
+            if shard.count == 1:
+                finish(output)
+            else:
+                say(f"shard {args.shard} of {output} is complete; after the last one, run the command with --finish")
 
 
 def choose_clips_per_file(args: CorpusArguments, clips: int, processes: int) -> int:
@@ -257,7 +246,7 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
         "chunk_samples": model.chunk_samples(args.chunk_seconds),
         "model_fingerprint": model.fingerprint,
         "corpus": corpus.digest,
-        "clips": len(corpus.clips),
+        "clips": len(corpus),
         "clips_per_file": args.clips_per_file,
         "shards": shard.count,
     }
@@ -269,7 +258,8 @@ def start_output(output: Path, plan: Mapping[str, Any]) -> None:
     if read_plan(output) is None and others:
         raise FileExistsError(f"{output} is not empty and contains no embeddings; choose another output")
     start_plan(output, plan)
-    (output / "data").mkdir(exist_ok=True)
+    for folder in ("data", "shards"):
+        (output / folder).mkdir(exist_ok=True)
 
 
 def remove_unfinished(output: Path, shard: Shard) -> None:
@@ -279,16 +269,18 @@ def remove_unfinished(output: Path, shard: Shard) -> None:
         unfinished.unlink()
 
 
-def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState) -> list[Path]:
+def write_files(
+    model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, plan: Mapping[str, Any], state: PartialState
+) -> list[Path]:
     """Embed the recordings of a shard, and write this process's share of the missing files.
 
     Returns the paths of all files of the shard.
     """
     from modeling_supclap.datasets_scripts.progress import progress
 
-    shard, total = Shard.parse(args.shard), len(corpus.clips)
-    rows, size = shard.rows(total), choose_clips_per_file(args, total, state.num_processes)
-    starts = range(rows.start, rows.stop, size)
+    shard = Shard.parse(args.shard)
+    rows = shard.rows(len(corpus))
+    starts = range(rows.start, rows.stop, plan["clips_per_file"])
     manifest = Path(args.output, "manifest.json")
     files = read_json(manifest)["files"] if manifest.is_file() else []
     hashes = {Path(file["file"]).name: file["sha256"] for file in files}
@@ -297,17 +289,17 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
         name = f"{number:05d}-of-{len(starts):05d}" if shard.count == 1 else f"{shard.name}-{number:05d}"
         path = Path(args.output, "data", f"embeddings-{name}.parquet")
         paths.append(path)
-        part = slice(start, min(start + size, rows.stop))
+        part = range(start, min(start + starts.step, rows.stop))
         is_own = number % state.num_processes == state.process_index
-        if is_own and not (path.is_file() and is_current(path, corpus.clips[part], hashes.get(path.name))):
+        if is_own and not (path.is_file() and is_current(path, corpus.clips(part), hashes.get(path.name))):
             missing[path] = part
 
     dim = model.encode_text(["sound"], "eng", 1).shape[1]
-    count = sum(part.stop - part.start for part in missing.values())
+    count = sum(map(len, missing.values()))
     with progress((), "embedding", count, "recordings", quiet=not state.is_main_process) as bar:
         for path, part in missing.items():
             # Do not mix files in a batch, because rounding depends on the batch and some files may already exist.
-            clips, embedded = corpus.clips[part], []
+            clips, embedded = corpus.clips(part), []
             for chunks in model.chunk_embeddings(
                 [corpus.recording(clip, model) for clip in clips],
                 args.chunk_seconds,
@@ -318,7 +310,7 @@ def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, st
             ):
                 embedded.append(chunks)
                 bar.update()
-            write_file(path, corpus, clips, embedded, dim, args.dtype, args.width)
+            write_file(path, corpus, clips, embedded, dim, args)
     return paths
 
 
@@ -352,13 +344,7 @@ def is_current(path: Path, clips: Sequence[Clip], sha256: str | None) -> bool:
 
 
 def write_file(
-    path: Path,
-    corpus: Corpus,
-    clips: Sequence[Clip],
-    embedded: Sequence[AudioChunks],
-    dim: int,
-    dtype: str = "float32",
-    width: int | None = None,
+    path: Path, corpus: Corpus, clips: Sequence[Clip], embedded: Sequence[AudioChunks], dim: int, args: CorpusArguments
 ) -> None:
     """Write one Parquet file atomically. Its metadata lists the unusable recordings."""
     from modeling_supclap.datasets_scripts.audio import MissingDecoderError
@@ -377,7 +363,7 @@ def write_file(
             bad.append({"clip_id": clip.clip_id, "audio_path": shown, "reason": reason})
 
     names = {"clip_id": [clip.clip_id for clip in clips], "split": [clip.split for clip in clips]}
-    table = window_table(embedded, dim, "embedding", dtype, width, **names)
+    table = window_table(embedded, dim, "embedding", args.dtype, args.width, **names)
     table = table.replace_schema_metadata({"bad_audio": json.dumps(bad), "recordings": hash_states(clips)})
     with parquet_writer(path, table.schema) as parquet:
         if len(table):  # `datasets` fails on a row group without rows
@@ -400,38 +386,29 @@ def describe_files(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def finish(output: Path) -> None:
-    """Join the records of all shards to the manifest. Raise if a shard or one of its files is missing."""
-    plan, manifest_path = read_plan(output), output / "manifest.json"
-    if plan is None:
-        raise FileNotFoundError(f"{output} has no plan.json; run the command with --shard first")
-    if plan["shards"] > 1:
-        described = join_records(output, plan["shards"])
-    elif manifest_path.is_file():  # the output of one process, or of the only shard
-        described = read_json(manifest_path)
-    else:
-        raise ValueError(f"{output} is not divided into shards; run its command again, without --finish")
-
-    for file in described["files"]:
-        if not (output / file["file"]).is_file():
-            raise FileNotFoundError(f"{output} lacks {file['file']}; copy the files of all shards to one folder")
-    write_manifest(output, plan, described)
-
-
-def write_manifest(output: Path, plan: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete.
 
-    The same manifest is not written again, so that it names the versions that wrote the files.
+    The same manifest is not written again, so that it names the versions that wrote the files. Raise if a shard or one
+    of its files is missing.
     """
     from modeling_supclap.datasets_scripts.manifest import installed_versions
 
-    path, content = output / "manifest.json", {**plan, **described}
+    plan = read_plan(output)
+    if plan is None:
+        raise FileNotFoundError(f"{output} has no plan.json; run the command with --shard first")
+    content = {**plan, **join_records(output, plan["shards"])}
+    for file in content["files"]:
+        if not (output / file["file"]).is_file():
+            raise FileNotFoundError(f"{output} lacks {file['file']}; copy the files of all shards to one folder")
+
+    path = output / "manifest.json"
     stored = read_json(path) if path.is_file() else {}
     content["versions"] = stored.get("versions")
     if content != stored:
         packages = ["supclap", "torch", "transformers", "torchaudio", "soundfile"]
         write_json(path, {**content, "versions": installed_versions(packages)})
-    bad, chunks = described["bad_audio"], described["chunks"]
-    say(f"{output} contains {plan['clips'] - len(bad)} of {plan['clips']} recordings in {chunks} chunks")
+    bad = content["bad_audio"]
+    say(f"{output} contains {plan['clips'] - len(bad)} of {plan['clips']} recordings in {content['chunks']} chunks")
     if bad:
         say(f"{len(bad)} unusable recordings are listed in {path}")
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from modeling_supclap.datasets_scripts import add_translations, load_builder, load_splits
-from modeling_supclap.datasets_scripts.builders.options import option_texts
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
 from modeling_supclap.evaluation.options import AudioPolicy, TaskOptions, ZSTEOptions
 from modeling_supclap.evaluation.results import Intervals
@@ -25,16 +24,9 @@ MISSING_SHARE = 0.2
 Settings = dict[str, Any] | str | None  # a mapping in a YAML file, or JSON on the command line
 
 
-def option(text: str, default: Any = None) -> Any:
-    """Create a dataclass field with its help text. Each instance gets its own copy of a default list."""
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": text})
-    return field(default=default, metadata={"help": text})
-
-
-def same_as(group: Any, name: str) -> Any:
-    """Create a dataclass field with the default and the help text of a field of another dataclass."""
-    return option(option_texts(group)[name], getattr(group, name))
+def list_of(*values: Any) -> Any:
+    """Create a dataclass field with a list as its default, of which each instance gets its own copy."""
+    return field(default_factory=lambda: list(values))
 
 
 class CheckedArguments:
@@ -49,11 +41,17 @@ class CheckedArguments:
 
 @dataclass
 class DatasetArguments(CheckedArguments):
-    """Dataset to read. Options of its builder are also accepted."""
+    """Dataset to read. Options of its builder are also accepted.
 
-    dataset: str = option("Name of a builder of datasets_scripts, or prepared.", "synthetic")
-    data_dir: str | None = option("Folder, fsspec address or Hub id of the data, for builders that need one.")
-    dataset_config: Settings = option("Builder options in a YAML file; on the command line, set them by name.")
+    Attributes:
+        dataset: Name of a builder of datasets_scripts, or prepared.
+        data_dir: Folder, fsspec address or Hub id of the data, for builders that need one.
+        dataset_config: Builder options in a YAML file; on the command line, set them by name.
+    """
+
+    dataset: str = "synthetic"
+    data_dir: str | None = None
+    dataset_config: Settings = None
 
     @property
     def builder_options(self) -> dict[str, Any]:
@@ -93,32 +91,32 @@ class DatasetArguments(CheckedArguments):
 
 @dataclass
 class DataArguments(DatasetArguments):
-    """Training data."""
+    """Training data.
 
-    datasets: list[str] = option(
-        "Several datasets. Each is a mapping (JSON on the command line) with `dataset` and its options. Optional keys: "
-        "`name` (default: the dataset), `repeats` or `weight`, and `streaming`. The default data_dir is the folder "
-        "`name` in --data_dir.",
-        [],
-    )
-    dataset_temperature: float | None = option("Temperature T of the dataset weights size^(1/T).")
-    balance_labels: bool = option(
-        "Draw each label equally often, if each clip has one label; a clip with several counts for each of them.",
-        False,
-    )
-    negatives: str | None = option("Table of hard negatives of the training clips, from `supclap mine`.")
-    streaming: bool = option("Stream the training split; only for prepared, hf and webdataset.", False)
-    zero_shot_templates: list[str] = option(
-        "Class prompts for zero-shot classification of the test split, such as 'a recording of {}', or names of sets: "
-        "supclap, teminal, teminal_classes, label, ensemble. Default: none.",
-        [],
-    )
-    selection_split: str = option(
-        "Split that selects the best checkpoint: validation, or test, as in the papers. Scores on a split that has "
-        "selected the checkpoint are too high.",
-        "validation",
-    )
-    allow_missing: bool = option("Train even if more than a fifth of the recordings are missing.", False)
+    Attributes:
+        datasets: Several datasets. Each is a mapping (JSON on the command line) with `dataset` and its options.
+            Optional keys: `name` (default: the dataset), `repeats` or `weight`, and `streaming`. The default data_dir
+            is the folder `name` in --data_dir.
+        dataset_temperature: Temperature T of the dataset weights size^(1/T).
+        balance_labels: Draw each label equally often, if each clip has one label; a clip with several counts for each
+            of them.
+        negatives: Table of hard negatives of the training clips, from `supclap mine`.
+        streaming: Stream the training split; only for prepared, hf and webdataset.
+        zero_shot_templates: Class prompts for zero-shot classification of the test split, such as 'a recording of {}',
+            or names of sets: supclap, teminal, teminal_classes, label, ensemble. Default: none.
+        selection_split: Split that selects the best checkpoint: validation, or test, as in the papers. Scores on a
+            split that has selected the checkpoint are too high.
+        allow_missing: Train even if more than a fifth of the recordings are missing.
+    """
+
+    datasets: list[str] = list_of()
+    dataset_temperature: float | None = None
+    balance_labels: bool = False
+    negatives: str | None = None
+    streaming: bool = False
+    zero_shot_templates: list[str] = list_of()
+    selection_split: str = "validation"
+    allow_missing: bool = False
     share: dict[str, Any] = field(init=False, default_factory=dict)  # see `expected_counts`
 
     def __post_init__(self) -> None:
@@ -225,27 +223,37 @@ class DataArguments(DatasetArguments):
 
 @dataclass
 class ModelArguments(CheckedArguments):
-    """Model to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
+    """Model to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`.
 
-    model: str | None = option("SupCLAP or CLAP model to continue from (id or folder).")
-    audio_encoder: str = option("Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.", "scratch")
-    text_encoder: str = option("Text encoder, for example sentence-transformers/LaBSE.", "scratch")
-    audio_config: Settings = option("Fields of CEDConfig, for an encoder from scratch or in random_weights.")
-    text_config: Settings = option("Fields of BertConfig, for an encoder from scratch or in random_weights.")
-    vocab_size: int = option("Vocabulary size of a text encoder from scratch.", 4000)
-    projection_dim: int = option("Width of the shared space.", 1024)
-    temperature: float | None = option(
-        "Initial temperature of the softmax. Default: that of --model, or 0.07 for two encoders."
-    )
-    logit_bias: float | None = option(
-        "Initial bias of SigLIP's logits, usually -10. Default: that of --model, or none."
-    )
-    audio_pooling: str | None = option("Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one.")
-    audio_seconds: int | None = option("Seconds of sound that Whisper's encoder takes, at most 30. Default: 30.")
-    text_pooling: str | None = option(
-        "Pooling of the text encoder: mean, cls, last or pooler. Default: that of its checkpoint, or mean."
-    )
-    random_weights: list[str] = option("Encoders to initialise with random weights: audio, text, or both.", [])
+    Attributes:
+        model: SupCLAP or CLAP model to continue from (id or folder).
+        audio_encoder: Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.
+        text_encoder: Text encoder, for example sentence-transformers/LaBSE.
+        audio_config: Fields of CEDConfig, for an encoder from scratch or in random_weights.
+        text_config: Fields of BertConfig, for an encoder from scratch or in random_weights.
+        vocab_size: Vocabulary size of a text encoder from scratch.
+        projection_dim: Width of the shared space.
+        temperature: Initial temperature of the softmax. Default: that of --model, or 0.07 for two encoders.
+        logit_bias: Initial bias of SigLIP's logits, usually -10. Default: that of --model, or none.
+        audio_pooling: Pooling of the audio encoder: mean or pooler. Default: pooler, if it has one.
+        audio_seconds: Seconds of sound that Whisper's encoder takes, at most 30. Default: 30.
+        text_pooling: Pooling of the text encoder: mean, cls, last or pooler. Default: that of its checkpoint, or mean.
+        random_weights: Encoders to initialise with random weights: audio, text, or both.
+    """
+
+    model: str | None = None
+    audio_encoder: str = "scratch"
+    text_encoder: str = "scratch"
+    audio_config: Settings = None
+    text_config: Settings = None
+    vocab_size: int = 4000
+    projection_dim: int = 1024
+    temperature: float | None = None
+    logit_bias: float | None = None
+    audio_pooling: str | None = None
+    audio_seconds: int | None = None
+    text_pooling: str | None = None
+    random_weights: list[str] = list_of()
 
     def _rules(self) -> Rules:
         yield from temperature_rules(self.temperature)
@@ -270,16 +278,27 @@ class ModelArguments(CheckedArguments):
 
 @dataclass
 class TrainedPartArguments(CheckedArguments):
-    """Trained part of the model: all, the last blocks, or adapters in these blocks. Projections are always trained."""
+    """Trained part of the model: all, the last blocks, or adapters in these blocks. Projections are always trained.
 
-    train_last_layers: str | None = option("Train only this number of last blocks of each encoder, or all blocks.")
-    audio_layers: str | None = option("Overrides train_last_layers for the audio encoder.")
-    text_layers: str | None = option("Overrides train_last_layers for the text encoder.")
-    lora_rank: int | None = option("Rank of LoRA adapters, to train instead of the weights of the last blocks.")
-    lora_alpha: int | None = option("Scale of the adapters; their output is multiplied by alpha / rank. Default: 16.")
-    save_adapter: bool = option("Also save the adapters alone, in the folder `adapter`, for peft.", False)
-    train_temperature: bool = option("Train the temperature.", True)
-    train_bias: bool | None = option("Train SigLIP's bias. Default: as train_temperature.")
+    Attributes:
+        train_last_layers: Train only this number of last blocks of each encoder, or all blocks.
+        audio_layers: Overrides train_last_layers for the audio encoder.
+        text_layers: Overrides train_last_layers for the text encoder.
+        lora_rank: Rank of LoRA adapters, to train instead of the weights of the last blocks.
+        lora_alpha: Scale of the adapters; their output is multiplied by alpha / rank. Default: 16.
+        save_adapter: Also save the adapters alone, in the folder `adapter`, for peft.
+        train_temperature: Train the temperature.
+        train_bias: Train SigLIP's bias. Default: as train_temperature.
+    """
+
+    train_last_layers: str | None = None
+    audio_layers: str | None = None
+    text_layers: str | None = None
+    lora_rank: int | None = None
+    lora_alpha: int | None = None
+    save_adapter: bool = False
+    train_temperature: bool = True
+    train_bias: bool | None = None
 
     def _rules(self) -> Rules:
         for name in ("train_last_layers", "audio_layers", "text_layers"):
@@ -295,30 +314,36 @@ class TrainedPartArguments(CheckedArguments):
 
 @dataclass
 class PostTrainingArguments(DatasetArguments):
-    """Model and data of the post-training."""
+    """Model and data of the post-training.
 
-    model: str | None = option("SupCLAP or CLAP model (id or folder).")
-    temperature: float | None = option("Initial temperature of the softmax. Default: that of the model.")
-    dataset: str = option("Builder of datasets_scripts with labels, or prepared.", "esc50")
-    pool_splits: bool = option("Use all splits of the dataset together, as in the paper.", False)
-    train_fraction: float = option(
-        "Fraction of each class's recordings to train on, from the training split or, with pool_splits, from all. With "
-        "1, train on the whole training split, and hold out the validation and the test split.",
-        0.7,
-    )
-    fixed_recordings: bool = option(
-        "Train on one recording per class, the same in all epochs, as in the paper.", False
-    )
-    prompts: str | None = option(
-        "Names of sounds in captions: labels or phrases. Default: labels for English alone, else phrases."
-    )
-    stages: list[str] = option("Stages to train, in order; b alone is TeminAL B.", ["a", "b"])
-    use_after: bool = option("Replace half of the captions 'x before y' by 'y after x'.", True)
-    random_order: bool = option(
-        "Exchange the sounds in the captions of half of the training pairs (a control).", False
-    )
-    num_phrasings: int | None = option("Number of phrasings of each sentence; the paper uses 1. Default: all.")
-    pairs_per_epoch: int | None = option("Number of class pairs per epoch; by default, all pairs once.")
+    Attributes:
+        model: SupCLAP or CLAP model (id or folder).
+        temperature: Initial temperature of the softmax. Default: that of the model.
+        dataset: Builder of datasets_scripts with labels, or prepared.
+        pool_splits: Use all splits of the dataset together, as in the paper.
+        train_fraction: Fraction of each class's recordings to train on, from the training split or, with pool_splits,
+            from all. With 1, train on the whole training split, and hold out the validation and the test split.
+        fixed_recordings: Train on one recording per class, the same in all epochs, as in the paper.
+        prompts: Names of sounds in captions: labels or phrases. Default: labels for English alone, else phrases.
+        stages: Stages to train, in order; b alone is TeminAL B.
+        use_after: Replace half of the captions 'x before y' by 'y after x'.
+        random_order: Exchange the sounds in the captions of half of the training pairs (a control).
+        num_phrasings: Number of phrasings of each sentence; the paper uses 1. Default: all.
+        pairs_per_epoch: Number of class pairs per epoch; by default, all pairs once.
+    """
+
+    model: str | None = None
+    temperature: float | None = None
+    dataset: str = "esc50"
+    pool_splits: bool = False
+    train_fraction: float = 0.7
+    fixed_recordings: bool = False
+    prompts: str | None = None
+    stages: list[str] = list_of("a", "b")
+    use_after: bool = True
+    random_order: bool = False
+    num_phrasings: int | None = None
+    pairs_per_epoch: int | None = None
 
     def _rules(self) -> Rules:
         yield from temperature_rules(self.temperature)
@@ -335,54 +360,75 @@ class PostTrainingArguments(DatasetArguments):
 
 @dataclass
 class LastPartArguments(TrainedPartArguments):
-    """Part of the model to train; by default, the last block of each encoder, as in the paper."""
+    """Part of the model to train; by default, the last block of each encoder, as in the paper.
 
-    train_last_layers: str | None = option(
-        "Train only this number of last blocks of each encoder, or all blocks.", "1"
-    )
+    Attributes:
+        train_last_layers: Train only this number of last blocks of each encoder, or all blocks.
+    """
+
+    train_last_layers: str | None = "1"
 
 
 @dataclass
 class EncoderArguments:
-    """Embedding model and device."""
+    """Embedding model and device.
 
-    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
-    trust_remote_code: bool = option("Run code from the repository of a sentence-transformers model.", False)
+    Attributes:
+        device: Device such as cpu or cuda; by default, a GPU if available.
+        trust_remote_code: Run code from the repository of a sentence-transformers model.
+    """
+
+    device: str | None = None
+    trust_remote_code: bool = False
 
 
 @dataclass
 class EvaluationArguments(EncoderArguments, Intervals, AudioPolicy, TaskOptions, DatasetArguments):
-    """Models, data and results of an evaluation."""
+    """Models, data and results of an evaluation.
 
-    model: list[str] = option("Models: folders, Hub ids, or functions that load one (module:name).", [])
-    suite: list[str] = option(
-        "Names of several datasets, each in a folder of the same name in --data_dir; or a YAML file with a list of "
-        "mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`. The mapping "
-        "`mteb: TASK` is a task of mteb.",
-        [],
-    )
-    mteb: str | None = option("Task of mteb to evaluate instead of a dataset, such as ESC50_Zeroshot.")
-    split: str = option("Split to evaluate, or several splits joined by +.", "test")
-    folds: list[int] = option("Folds to evaluate, each on its own test split.", [])
-    train_split: str | None = option("Training split of probes; recordings that both splits share are counted.")
-    allow_trained: bool = option("Evaluate even if the model has trained on some of the clips.", False)
-    exclude_trained: bool = option("Leave out the clips that the model has trained on.", False)
-    zero_shot_templates: list[str] = option(
-        "Class prompts, such as 'I hear {}', or names of sets of prompts: supclap, teminal, teminal_classes, label, "
-        "ensemble.",
-        ["supclap"],
-    )
-    phrases: str | None = option("Dataset with the label phrases for prompts; by default, the evaluated dataset.")
-    zste_tasks: list[str] = option("Tasks of ZSTE, 1A to 5B; by default, all.", [])
-    zste_items: int = same_as(ZSTEOptions, "num_items")
-    zste_candidates: int = same_as(ZSTEOptions, "num_candidates")
-    zste_prompts: str | None = same_as(ZSTEOptions, "prompts")
-    zste_match_overlay_loudness: bool = option(
-        "Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness in post-training.",
-        RenderOptions.match_overlay_loudness,
-    )
-    output_dir: str = option("Folder of the results.", "outputs/evaluation")
-    cache_dir: str | None = option("Folder of cached embeddings, or none; by default, in the Hugging Face cache.")
+    Attributes:
+        model: Models: folders, Hub ids, or functions that load one (module:name).
+        suite: Names of several datasets, each in a folder of the same name in --data_dir; or a YAML file with a list of
+            mappings with `dataset`, `data_dir`, options of this command and of the dataset, and a `name`. The mapping
+            `mteb: TASK` is a task of mteb.
+        mteb: Task of mteb to evaluate instead of a dataset, such as ESC50_Zeroshot.
+        split: Split to evaluate, or several splits joined by +.
+        folds: Folds to evaluate, each on its own test split.
+        train_split: Training split of probes; recordings that both splits share are counted.
+        allow_trained: Evaluate even if the model has trained on some of the clips.
+        exclude_trained: Leave out the clips that the model has trained on.
+        zero_shot_templates: Class prompts, such as 'I hear {}', or names of sets of prompts: supclap, teminal,
+            teminal_classes, label, ensemble.
+        phrases: Dataset with the label phrases for prompts; by default, the evaluated dataset.
+        zste_tasks: Tasks of ZSTE, 1A to 5B; by default, all.
+        zste_items: Number of ZSTE clips of each kind: single, consecutive and overlaid sounds. Single sounds are
+            limited to the number of clips in the split.
+        zste_candidates: Number of candidate prompts in ZSTE's tasks 4A, 4B and 5B.
+        zste_prompts: Names of sounds in the prompts of ZSTE: labels or phrases. Default: as in the model's temporal
+            post-training; without post-training, labels for English alone (as in the paper), else phrases.
+        zste_match_overlay_loudness: Whether the overlaid sounds of ZSTE have equal loudness, as match_overlay_loudness
+            in post-training.
+        output_dir: Folder of the results.
+        cache_dir: Folder of cached embeddings, or none; by default, in the Hugging Face cache.
+    """
+
+    model: list[str] = list_of()
+    suite: list[str] = list_of()
+    mteb: str | None = None
+    split: str = "test"
+    folds: list[int] = list_of()
+    train_split: str | None = None
+    allow_trained: bool = False
+    exclude_trained: bool = False
+    zero_shot_templates: list[str] = list_of("supclap")
+    phrases: str | None = None
+    zste_tasks: list[str] = list_of()
+    zste_items: int = ZSTEOptions.num_items
+    zste_candidates: int = ZSTEOptions.num_candidates
+    zste_prompts: str | None = ZSTEOptions.prompts
+    zste_match_overlay_loudness: bool = RenderOptions.match_overlay_loudness
+    output_dir: str = "outputs/evaluation"
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         TaskOptions.__post_init__(self)
@@ -396,19 +442,29 @@ class EvaluationArguments(EncoderArguments, Intervals, AudioPolicy, TaskOptions,
 
 @dataclass
 class ComparisonArguments:
-    """Comparison of results."""
+    """Comparison of results.
+
+    Attributes:
+        output_dir: Folder of the tables.
+        allow_different: Allow results of different protocols in one table.
+    """
 
     positional: ClassVar[str] = "FOLDER FOLDER [FOLDER ...]"
-    output_dir: str = option("Folder of the tables.", "outputs/comparison")
-    allow_different: bool = option("Allow results of different protocols in one table.", False)
+    output_dir: str = "outputs/comparison"
+    allow_different: bool = False
 
 
 @dataclass
 class SplitsArguments(DatasetArguments):
-    """Optional dataset, and its splits."""
+    """Optional dataset, and its splits.
 
-    dataset: str | None = option("Name of a builder of datasets_scripts, or prepared.")  # type: ignore[assignment]
-    splits: list[str] = option("Splits to read; by default, all.", [])
+    Attributes:
+        dataset: Name of a builder of datasets_scripts, or prepared.
+        splits: Splits to read; by default, all.
+    """
+
+    dataset: str | None = None  # type: ignore[assignment]
+    splits: list[str] = list_of()
 
     def load_splits(self) -> dict[str, Any]:
         splits = super().load_splits()
@@ -420,32 +476,45 @@ class SplitsArguments(DatasetArguments):
 
 @dataclass
 class CorpusArguments(EncoderArguments, SplitsArguments):
-    """Options for the model, the recordings and the output folder."""
+    """Options for the model, the recordings and the output folder.
 
-    model: str = option("Folder or Hub id of a model, or module:function.", "outputs/synthetic")
-    folder: str | None = option(
-        "Folder of recordings to embed, or its fsspec address (s3://...), instead of a dataset."
-    )
-    table: str | None = option(
-        "Table (Parquet, CSV, JSON Lines, ...) of recordings or parts of them, instead of a dataset or folder."
-    )
-    path_column: str = option(
-        "Column of the table with paths or fsspec addresses; if there is no path, another usual name.", "path"
-    )
-    id_column: str | None = option("Column of the table with unique ids; by default, the paths.")
-    channel: int | None = option("Channel of each recording to embed, from 0; by default, the mean of all channels.")
-    shard: str | None = option("Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output.")
-    finish: bool = option("Write the manifest after all shards are complete.", False)
-    output: str = option("Folder to write or to continue.", "outputs/embeddings")
-    chunk_seconds: float | None = option("Length of the chunks of long recordings, in seconds.", 10.0)
-    width: int | None = option("Store only this number of first values of each embedding. Default: all.")
-    pad_short_clips: bool = same_as(AudioPolicy, "pad_short_clips")
-    batch_size: int = option("Number of recordings to read, and of chunks to embed, at once.", 32)
-    clips_per_file: int | None = option(
-        "Number of recordings in each Parquet file; by default four files a process, at most 10,000 recordings each."
-    )
-    dtype: Literal["float32", "float16", "int8", "binary"] = option("Type of the stored embeddings.", "float32")
-    num_workers: int = option("Number of reading threads for each embedding process.", min(4, os.cpu_count() or 1))
+    Attributes:
+        model: Folder or Hub id of a model, or module:function.
+        folder: Folder of recordings to embed, or its fsspec address (s3://...), instead of a dataset.
+        table: Table (Parquet, CSV, JSON Lines, ...) of recordings or parts of them, instead of a dataset or folder.
+        path_column: Column of the table with paths or fsspec addresses; if there is no path, another usual name.
+        id_column: Column of the table with unique ids; by default, the paths.
+        channel: Channel of each recording to embed, from 0; by default, the mean of all channels.
+        shard: Part of the corpus to embed, such as 17/100 (the first is 0/100), in a shared output.
+        finish: Write the manifest after all shards are complete.
+        output: Folder to write or to continue.
+        chunk_seconds: Length of the chunks of long recordings, in seconds.
+        width: Store only this number of first values of each embedding. Default: all.
+        pad_short_clips: Append silence to clips that are shorter than the model's minimum; by default, they are
+            unusable.
+        batch_size: Number of recordings to read, and of chunks to embed, at once.
+        clips_per_file: Number of recordings in each Parquet file; by default four files a process, at most 10,000
+            recordings each.
+        dtype: Type of the stored embeddings.
+        num_workers: Number of reading threads for each embedding process.
+    """
+
+    model: str = "outputs/synthetic"
+    folder: str | None = None
+    table: str | None = None
+    path_column: str = "path"
+    id_column: str | None = None
+    channel: int | None = None
+    shard: str | None = None
+    finish: bool = False
+    output: str = "outputs/embeddings"
+    chunk_seconds: float | None = 10.0
+    width: int | None = None
+    pad_short_clips: bool = AudioPolicy.pad_short_clips
+    batch_size: int = 32
+    clips_per_file: int | None = None
+    dtype: Literal["float32", "float16", "int8", "binary"] = "float32"
+    num_workers: int = min(4, os.cpu_count() or 1)
 
     @property
     def builder_options(self) -> dict[str, Any]:
@@ -455,19 +524,29 @@ class CorpusArguments(EncoderArguments, SplitsArguments):
 
 @dataclass
 class MiningArguments(EncoderArguments, DatasetArguments):
-    """Model and data of hard negatives, and which wrong captions to keep."""
+    """Model and data of hard negatives, and which wrong captions to keep.
 
-    model: str = option("Folder or Hub id of a model, or module:function.", "outputs/synthetic")
-    split: str = option("Split to find negatives for.", "train")
-    output: str = option("Parquet file to write.", "negatives.parquet")
-    languages: list[str] = option("ISO 639-3 codes of the captions.", ["eng"])
-    near: str = option("Anchor of the similarity: audio (the recording) or text (the own captions).", "audio")
-    count: int = option("Maximum number of negatives of a clip.", 8)
-    first_rank: int = option("Rank of the first negative; 1 is the most similar wrong caption.", 1)
-    margin: float = option(
-        "Leave out captions with a similarity above that of the own caption minus this; -2 keeps all.", 0.0
-    )
-    batch_size: int = option("Number of recordings or captions to embed at once.", 32)
+    Attributes:
+        model: Folder or Hub id of a model, or module:function.
+        split: Split to find negatives for.
+        output: Parquet file to write.
+        languages: ISO 639-3 codes of the captions.
+        near: Anchor of the similarity: audio (the recording) or text (the own captions).
+        count: Maximum number of negatives of a clip.
+        first_rank: Rank of the first negative; 1 is the most similar wrong caption.
+        margin: Leave out captions with a similarity above that of the own caption minus this; -2 keeps all.
+        batch_size: Number of recordings or captions to embed at once.
+    """
+
+    model: str = "outputs/synthetic"
+    split: str = "train"
+    output: str = "negatives.parquet"
+    languages: list[str] = list_of("eng")
+    near: str = "audio"
+    count: int = 8
+    first_rank: int = 1
+    margin: float = 0.0
+    batch_size: int = 32
 
     def _rules(self) -> Rules:
         yield self.near not in ("audio", "text"), f"near is {self.near!r}; expected audio or text"
@@ -479,13 +558,20 @@ class MiningArguments(EncoderArguments, DatasetArguments):
 
 @dataclass
 class SweepArguments:
-    """Options of training runs with several settings and seeds."""
+    """Options of training runs with several settings and seeds.
+
+    Attributes:
+        seeds: Seeds of every combination. Default: the seed of the configuration, or 0.
+        dry_run: Check all settings and data, without training.
+        data_dir: Folder of the data, or a folder with one folder per dataset.
+        output_dir: Folder of the runs and the table.
+    """
 
     positional: ClassVar[str] = "[CONFIG.yaml] KEY=VALUE[,VALUE ...] [KEY=VALUE ...]"
-    seeds: list[int] = option("Seeds of every combination. Default: the seed of the configuration, or 0.", [])
-    dry_run: bool = option("Check all settings and data, without training.", False)
-    data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
-    output_dir: str = option("Folder of the runs and the table.", "outputs/sweep")
+    seeds: list[int] = list_of()
+    dry_run: bool = False
+    data_dir: str | None = None
+    output_dir: str = "outputs/sweep"
     scale: ClassVar[str] = ""
     skip_missing: ClassVar[bool] = False
     allow_missing: ClassVar[bool] = False
@@ -495,23 +581,36 @@ class SweepArguments:
 
 @dataclass
 class ReproductionArguments(CheckedArguments):
-    """Rows to reproduce, and their scale."""
+    """Rows to reproduce, and their scale.
+
+    Attributes:
+        scale: Size of the runs: mini or full.
+        seeds: Seeds of every row.
+        rows: Rows to reproduce, such as table1_infonce; by default, all.
+        datasets: Datasets of the tables, such as audiocaps; by default, all.
+        dry_run: Check all settings and data, without training.
+        data_dir: Folder of the data, or a folder with one folder per dataset.
+        output_dir: Folder of the runs and tables.
+        settings: Settings for every training, as JSON.
+        skip_missing: Skip rows with missing data or encoders, instead of raising an error.
+        allow_missing: Run even if more than a fifth of the published recordings are missing.
+        on_bad_audio: Action of all runs for unusable recordings: error, or skip, as the table notes.
+        check_audio: Decode all recordings in a dry run, not only 100 of each split.
+    """
 
     positional: ClassVar[str] = "TABLE [TABLE ...]"
-    scale: str = option("Size of the runs: mini or full.", "mini")
-    seeds: list[int] = option("Seeds of every row.", [0, 1, 2, 3, 4])
-    rows: list[str] = option("Rows to reproduce, such as table1_infonce; by default, all.", [])
-    datasets: list[str] = option("Datasets of the tables, such as audiocaps; by default, all.", [])
-    dry_run: bool = option("Check all settings and data, without training.", False)
-    data_dir: str | None = option("Folder of the data, or a folder with one folder per dataset.")
-    output_dir: str = option("Folder of the runs and tables.", "outputs/reproduce")
-    settings: Settings = option("Settings for every training, as JSON.")
-    skip_missing: bool = option("Skip rows with missing data or encoders, instead of raising an error.", False)
-    allow_missing: bool = option("Run even if more than a fifth of the published recordings are missing.", False)
-    on_bad_audio: str = option(
-        "Action of all runs for unusable recordings: error, or skip, as the table notes.", "error"
-    )
-    check_audio: bool = option("Decode all recordings in a dry run, not only 100 of each split.", False)
+    scale: str = "mini"
+    seeds: list[int] = list_of(0, 1, 2, 3, 4)
+    rows: list[str] = list_of()
+    datasets: list[str] = list_of()
+    dry_run: bool = False
+    data_dir: str | None = None
+    output_dir: str = "outputs/reproduce"
+    settings: Settings = None
+    skip_missing: bool = False
+    allow_missing: bool = False
+    on_bad_audio: str = "error"
+    check_audio: bool = False
 
     def _rules(self) -> Rules:
         for name, values in (("scale", SCALES), ("on_bad_audio", ("error", "skip"))):
@@ -521,48 +620,71 @@ class ReproductionArguments(CheckedArguments):
 
 @dataclass
 class CaptionArguments(SplitsArguments):
-    """Captions to translate."""
+    """Captions to translate.
 
-    output: str = option("Parquet file; existing translations in it are kept.", "translations.parquet")
-    captions: str | None = option(
-        "Table (.csv, .parquet, ...) of clip_id, caption_index and text, instead of a dataset."
-    )
-    source_language: str = option("ISO 639-3 code of the captions.", "eng")
-    languages: list[str] = option("ISO 639-3 codes to translate into.", list(LANGUAGES[1:]))
+    Attributes:
+        output: Parquet file; existing translations in it are kept.
+        captions: Table (.csv, .parquet, ...) of clip_id, caption_index and text, instead of a dataset.
+        source_language: ISO 639-3 code of the captions.
+        languages: ISO 639-3 codes to translate into.
+    """
+
+    output: str = "translations.parquet"
+    captions: str | None = None
+    source_language: str = "eng"
+    languages: list[str] = list_of(*LANGUAGES[1:])
 
 
 @dataclass
 class TranslatorArguments:
-    """Translator: a seq2seq model of transformers, or a language model at an endpoint."""
+    """Translator: a seq2seq model of transformers, or a language model at an endpoint.
 
-    model: str = option(
-        "Hub id or folder, with {source} and {target} replaced by ISO 639-1 codes; or the endpoint's model.",
-        "facebook/nllb-200-distilled-600M",
-    )
-    batch_size: int = option("Number of captions in a batch or request.", 32)
-    prompt: str | None = option("Prompt for models that need one, such as 'translate {source} to {target}: {text}'.")
-    num_beams: int = option("Number of beams; 1 is greedy search.", 4)
-    device: str | None = option("Device such as cpu or cuda; by default, a GPU if available.")
-    dtype: str = option("Data type of the weights, such as bfloat16; auto keeps the stored type.", "auto")
-    endpoint: str | None = option("Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.")
-    api_key_env: str | None = option("Name of the environment variable with the endpoint's key.")
-    workers: int = option("Number of concurrent requests.", 4)
-    retries: int = option("Number of retries of a request if the endpoint is busy.", 6)
-    request_options: Settings = option('Further fields of a request, as JSON. By default, {"temperature": 0}.')
-    fill_gaps: bool = option("Keep translations by other models in the output, and add the missing ones.", False)
+    Attributes:
+        model: Hub id or folder, with {source} and {target} replaced by ISO 639-1 codes; or the endpoint's model.
+        batch_size: Number of captions in a batch or request.
+        prompt: Prompt for models that need one, such as 'translate {source} to {target}: {text}'.
+        num_beams: Number of beams; 1 is greedy search.
+        device: Device such as cpu or cuda; by default, a GPU if available.
+        dtype: Data type of the weights, such as bfloat16; auto keeps the stored type.
+        endpoint: Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.
+        api_key_env: Name of the environment variable with the endpoint's key.
+        workers: Number of concurrent requests.
+        retries: Number of retries of a request if the endpoint is busy.
+        request_options: Further fields of a request, as JSON. By default, {"temperature": 0}.
+        fill_gaps: Keep translations by other models in the output, and add the missing ones.
+    """
+
+    model: str = "facebook/nllb-200-distilled-600M"
+    batch_size: int = 32
+    prompt: str | None = None
+    num_beams: int = 4
+    device: str | None = None
+    dtype: str = "auto"
+    endpoint: str | None = None
+    api_key_env: str | None = None
+    workers: int = 4
+    retries: int = 6
+    request_options: Settings = None
+    fill_gaps: bool = False
 
 
 @dataclass
 class QualityArguments:
-    """Check of the translations by back-translation."""
+    """Check of the translations by back-translation.
 
-    back_model: str | None = option("Transformers model for the back-translation; by default, --model.")
-    back_sample: int | None = option("Number of captions per language to translate back; 0: none. Default: all.")
-    sentence_encoder: str = option(
-        "Model of sentence-transformers to compare captions.", "sentence-transformers/all-roberta-large-v1"
-    )
-    threshold: float = option("Cosine below which a translation counts as bad.", 0.7)
-    num_worst: int = option("Number of worst translations to list for each language.", 10)
+    Attributes:
+        back_model: Transformers model for the back-translation; by default, --model.
+        back_sample: Number of captions per language to translate back; 0: none. Default: all.
+        sentence_encoder: Model of sentence-transformers to compare captions.
+        threshold: Cosine below which a translation counts as bad.
+        num_worst: Number of worst translations to list for each language.
+    """
+
+    back_model: str | None = None
+    back_sample: int | None = None
+    sentence_encoder: str = "sentence-transformers/all-roberta-large-v1"
+    threshold: float = 0.7
+    num_worst: int = 10
 
 
 def temperature_rules(value: float | None) -> Rules:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,7 @@ def check(
     training: TemporalTrainingArguments,
 ) -> Any:
     """Refuse splits that a run refuses before it reads a recording. Return the rows to train on."""
-    items = load_items(args, replace(training, on_bad_audio="error"), splits=splits)[0]
+    items = load_items(args, training, splits)[0]
     batch = training.per_device_train_batch_size
     refuse([(len(items) < batch, f"{len(items)} pairs are fewer than a batch of {batch}")])
     return items.rows
@@ -84,28 +84,18 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
 
 
 def load_items(
-    args: PostTrainingArguments,
-    training: TemporalTrainingArguments,
-    min_seconds: float = 0.0,
-    splits: Mapping[str, Any] | None = None,
+    args: PostTrainingArguments, training: TemporalTrainingArguments, splits: Mapping[str, Any]
 ) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
     """Build three sets of items: one for training, one to select the best epoch, and one for the final scores.
 
-    An item is a clip of one or two sounds, with its captions. The recordings come from the training split, or from all
-    splits if `pool_splits` is set. With a `train_fraction` of 1, those that are held out come from the validation and
-    the test split. The sets share no source recordings, except that the last two sets are equal if
-    `load_best_model_at_end` is False. Recordings shorter than `min_seconds` are unusable. `splits` is the dataset if it
-    is already loaded.
+    An item is a clip of one or two sounds, with its captions. The recordings are those of `hold_out`. The sets share no
+    source recordings, except that the last two sets are equal if `load_best_model_at_end` is False.
     """
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, one_per_class, recordings_by_label
-    from modeling_supclap.training.rows import filter_bad_audio
 
-    used = {}
-    for name, rows in select_splits(load_splits(args, training) if splits is None else splits, args, training).items():
-        used[name] = filter_bad_audio(rows, training, min_seconds)
-    train_rows, selection_rows, scored_rows = hold_out(used, args, training)
+    train_rows, selection_rows, scored_rows = hold_out(splits, args, training)
     if args.fixed_recordings:
         train_rows = train_rows.select(one_per_class(without_audio(train_rows), training.seed))
 
@@ -137,57 +127,39 @@ def load_items(
     )
 
 
-def load_splits(args: PostTrainingArguments, training: TemporalTrainingArguments) -> dict[str, Any]:
-    """Load the splits of the dataset, first in the first process."""
-    with training.main_process_first(desc="preparing the data"):
-        return args.load_splits()
-
-
-def select_splits(
-    splits: Mapping[str, Any], args: PostTrainingArguments, training: TemporalTrainingArguments
-) -> dict[str, Any]:
-    """Return the splits with recordings to train on, and with `train_fraction` 1 those that are held out."""
-    from datasets import concatenate_datasets
-
-    if args.pool_splits:
-        return {"train": concatenate_datasets(list(splits.values()))}
-    held_out = []
-    if args.train_fraction == 1:
-        held_out = ["validation", "test"] if training.load_best_model_at_end else ["test"]
-    lacking = [name for name in held_out if name not in splits]
-    advice = "set --validation_fraction, or --load_best_model_at_end false"
-    refuse(
-        [
-            (
-                "train" not in splits,
-                f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them",
-            ),
-            (
-                lacking,
-                f"train_fraction is 1, but {args.dataset} has no {' and '.join(lacking)} split to hold out; {advice}",
-            ),
-        ]
-    )
-    return {name: splits[name] for name in ("train", *held_out)}
-
-
 def hold_out(
     splits: Mapping[str, Any], args: PostTrainingArguments, training: TemporalTrainingArguments
 ) -> tuple[Any, Any, Any]:
-    """Split the rows into those to train on, those that select the best epoch, and those that are scored."""
+    """Return the rows to train on, those that select the best epoch, and those that are scored.
+
+    The first are a part of the training split or, if `pool_splits` is set, of all splits. With a `train_fraction` of 1,
+    they are the whole training split, and the others are the validation and the test split.
+    """
+    from datasets import concatenate_datasets
+
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.temporal.items import split_by_source
+
+    if args.pool_splits:
+        splits = {"train": concatenate_datasets(list(splits.values()))}
+    held_out = []
+    if args.train_fraction == 1:
+        held_out = ["validation" if training.load_best_model_at_end else "test", "test"]
+    lacking = [name for name in dict.fromkeys(held_out) if name not in splits]
+    problem = f"train_fraction is 1, but {args.dataset} has no {' and '.join(lacking)} split to hold out"
+    advice = "set --validation_fraction, or --load_best_model_at_end false"
+    only = f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them"
+    refuse([("train" not in splits, only), (lacking, f"{problem}; {advice}")])
+    if held_out:
+        selection, scored = held_out
+        return splits["train"], splits[selection], splits[scored]
 
     def halve(rows: Any, fraction: float) -> tuple[Any, Any]:
         first, second = split_by_source(without_audio(rows), fraction, training.seed)
         return rows.select(first), rows.select(second)
 
-    if "test" in splits:
-        return splits["train"], splits.get("validation", splits["test"]), splits["test"]
-    train_rows, held_out = halve(splits["train"], args.train_fraction)
-    if not training.load_best_model_at_end:
-        return train_rows, held_out, held_out
-    return train_rows, *halve(held_out, 0.5)
+    train_rows, others = halve(splits["train"], args.train_fraction)
+    return train_rows, *(halve(others, 0.5) if training.load_best_model_at_end else (others, others))
 
 
 def run_stage(
@@ -300,9 +272,10 @@ def train_and_save(
     data = {"dataset": post_args.dataset, "origin": post_args.origin}
 
     model, processor = load_start(post_args.model, post_args.temperature)
-    splits = load_splits(post_args, args)
+    with args.main_process_first(desc="preparing the data"):
+        splits = post_args.load_splits()
     usable = {name: filter_bad_audio(rows, args, min_seconds(processor)) for name, rows in splits.items()}
-    items = load_items(post_args, args, min_seconds(processor), usable)
+    items = load_items(post_args, args, usable)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     choose_parameters(part_args, model)
     temperature = report_temperature(model)

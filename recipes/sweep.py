@@ -105,10 +105,6 @@ class Step:
         """Whether the data are files. Generated data cannot be missing, and cannot change."""
         return bool(self.settings.get("datasets")) or reads_folder(self.settings.get("dataset", "synthetic"))
 
-    @property
-    def trains(self) -> bool:
-        return self.recipe in ("train", "posttrain")
-
 
 @dataclass(frozen=True)
 class Row:
@@ -261,10 +257,10 @@ def check_data(step: Step, parsed: tuple[Any, ...], scratch: Path, refuse_data: 
     rows = RECIPES[step.recipe].check(splits, *parsed)
     found = [f"{dataset}: {', '.join(f'{len(each):,} {name}' for name, each in splits.items())} recordings"]
     earlier = scratch / start.name if (scratch / start.name).is_dir() and start.name else start
-    if step.trains:
+    if step.recipe != "evaluate":
         (scratch / step.folder.name).mkdir()
         save_trained_sources(rows, scratch / step.folder.name, earlier)
-    elif step.recipe == "evaluate":
+    else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             is_allowed = parsed[0].exclude_trained or parsed[0].allow_trained
@@ -310,9 +306,8 @@ def refuse_other_data(step: Step) -> None:
     for split in sorted(now):
         if recorded[split] != now[split]:
             before, count = recorded[split]["rows"], now[split]["rows"]
-            change = f"{before} clips, now {count}"
-            if before == count:
-                change = f"other clip ids or captions of {count} clips"
+            same = f"other clip ids or captions of {count} clips"
+            change = same if before == count else f"{before} clips, now {count}"
             raise ValueError(
                 f"{step.folder} has results on other data: {split} had {change}; choose another --output_dir, or "
                 "remove this folder"
@@ -345,7 +340,7 @@ def run_step(step: Step) -> None:
         words = []
         if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
             words += ["--resume_from_checkpoint", "last"]
-        if num_processes > 1 and step.trains:
+        if num_processes > 1 and step.recipe != "evaluate":
             batch = step.settings.get("per_device_train_batch_size", 8)
             if batch % num_processes:
                 raise ValueError(

@@ -78,20 +78,14 @@ class TrainingData:
     """Usable rows of each split, and the processor of their recordings and captions.
 
     Attributes:
-        train: Training rows.
-        validation: None if there is no such split.
-        test: Rows for the final scores. None if there is no such split.
-        selection_split: Name of the split that selects the best checkpoint, "validation" or "test".
+        splits: Usable rows of "train", and of "validation" and "test" if there are such splits.
         processor: Processor of the model that is trained.
         origins: Name of the original dataset, `{"": name}`, and of each dataset in a mixture.
         record: Number of rows and hash of each split as it was loaded (see `record_splits`).
         classes: Labels of all splits (see `schema.list_classes`). None: no labels, or no zero-shot classification.
     """
 
-    train: UsableRows
-    validation: UsableRows | None
-    test: UsableRows | None
-    selection_split: str
+    splits: Mapping[str, UsableRows]
     processor: SupCLAPProcessor
     origins: Mapping[str, str]
     record: Mapping[str, Any]
@@ -100,18 +94,7 @@ class TrainingData:
     @property
     def left_out(self) -> dict[str, list[str]]:
         """Ids of the clips with unusable recordings in each split that has some."""
-        splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: list(rows.left_out) for name, rows in splits.items() if rows is not None and rows.left_out}
-
-    @property
-    def selection(self) -> UsableRows | None:
-        """Rows that select the best checkpoint."""
-        return self.test if self.selection_split == "test" else self.validation
-
-    def count_clips(self) -> str:
-        """Format the number of clips of each split, such as "64 train, 8 test clips"."""
-        splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        return ", ".join(f"{len(rows)} {name}" for name, rows in splits.items() if rows is not None) + " clips"
+        return {name: list(rows.left_out) for name, rows in self.splits.items() if rows.left_out}
 
 
 def check(splits: Mapping[str, Any], data_args: DataArguments, *others: Any) -> Any:
@@ -162,15 +145,10 @@ def load_data(
         splits = data_args.load_splits()
     processor = make_processor(check_splits(splits, data_args, args))
     require_usable_audio(splits, args, min_seconds(processor))
-    usable = {name: make_usable(splits.get(name), args, processor) for name in ("train", "validation", "test")}
-    return TrainingData(
-        **usable,
-        selection_split=data_args.selection_split,
-        processor=processor,
-        origins=origins,
-        record=record_splits(splits),
-        classes=list_classes(splits) if data_args.zero_shot_templates else None,
-    )
+    names = filter(splits.__contains__, ("train", "validation", "test"))
+    usable = {name: make_usable(splits[name], args, processor) for name in names}
+    classes = list_classes(splits) if data_args.zero_shot_templates else None
+    return TrainingData(usable, processor, origins, record_splits(splits), classes)
 
 
 def record_splits(splits: Mapping[str, Any]) -> dict[str, Any]:
@@ -471,11 +449,13 @@ def train_and_save(
     data = load_data(data_args, args, partial(make_processor, model_args=model_args, args=args))
     model = make_model(model_args, part_args, data.processor)
     temperature = report_temperature(model)
-    trainer = SupCLAPTrainer(model, args, data.train, data.selection, data.processor)
+    train_rows, selection = data.splits["train"], data.splits.get(data_args.selection_split)
+    trainer = SupCLAPTrainer(model, args, train_rows, selection, data.processor)
     if model_args.has_new_audio_encoder and hasattr(model.audio_model, "fit_normalisation"):
-        fit_normalisation(model.audio_model, data.processor, data.train.rows, args)
+        fit_normalisation(model.audio_model, data.processor, train_rows.rows, args)
     sizes = f"{model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text"
-    say(f"{data_args.dataset}: {data.count_clips()}\nmodel: {sizes} parameters")
+    clips = ", ".join(f"{len(rows)} {name}" for name, rows in data.splits.items())
+    say(f"{data_args.dataset}: {clips} clips\nmodel: {sizes} parameters")
 
     train(trainer, args.resume_from_checkpoint)
     save_trained(trainer, part_args)
@@ -646,11 +626,13 @@ def score_run(trainer: SupCLAPTrainer, data: TrainingData, data_args: DataArgume
     from modeling_supclap import evaluation
 
     args = trainer.args
-    if data.test is None:
+    if "test" not in data.splits:
         model = evaluation.load_embedding_model(trainer.clap, trainer.processor)
         all_results = {"": evaluation.make_results(model, {}, {}, {"languages": args.eval_languages})}
     else:
-        all_results = evaluate_test_split(trainer, data.test.rows, data_args.zero_shot_templates, data.classes)
+        all_results = evaluate_test_split(
+            trainer, data.splits["test"].rows, data_args.zero_shot_templates, data.classes
+        )
 
     parts = {"": data_args, **data_args.parts}
     for name, results in all_results.items():
@@ -711,19 +693,20 @@ def write_run(
 
     output, history = Path(trainer.args.output_dir or "."), trainer.state.log_history
     # The sources of a stream are not recorded, because it would be read a second time.
-    sources = [] if isinstance(data.train.rows, RowStream) else data.train.rows
+    rows, test = data.splits["train"].rows, data.splits.get("test")
+    sources = [] if isinstance(rows, RowStream) else rows
     starts = [model_args.model] if model_args.model else [model_args.audio_encoder, model_args.text_encoder]
     save_trained_sources(sources, output, *starts)
 
     for name in sorted(all_results, key=lambda name: name == ""):  # the whole split is the last
         results, title = all_results[name], f"test split of {name}" if name else "test split"
-        if data.test is not None:
+        if test is not None:
             (output / name).mkdir(exist_ok=True)
-            write_report(results, output / name / "report.html", data.test.rows)
+            write_report(results, output / name / "report.html", test.rows)
             print(f"\n{title}, {results.protocol['clips']} clips, shares in percent:\n{results.table()}")
     if "selected_on" in all_results[""].protocol:
         print(SELECTED_ON_TEST)
-    if data.test is None:
+    if test is None:
         print(f"{all_results[''].protocol['dataset']} has no test split: results.json contains no test scores")
 
     files, logs = "model and results.json", logged_values(trainer)

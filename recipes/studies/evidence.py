@@ -9,8 +9,10 @@ number of epochs is trained from the start, with its own learning rate schedule.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json, write_text
 from modeling_supclap.evaluation.tables import Table, find_metric, format_heading
-from modeling_supclap.metrics.comparison import Cell, Difference, difference, summarize
+from modeling_supclap.metrics.comparison import Cell, difference, summarize
 from modeling_supclap.metrics.names import MetricName
 from modeling_supclap.recipes.arguments import CONFIGS, read_settings
 from modeling_supclap.recipes.command import is_first_process, say
@@ -293,62 +295,65 @@ def summarize_arms(
     for arm, of_arm in points.items():
         tuned = dict(find_best(tuning[arm]))
         about: dict[str, Any] = {"model": study["arms"][arm]["model"], "tuned": tuned, "tuning": list(tuning[arm])}
-        about |= {"points": list(of_arm), "scores": []}
-        for runs in of_arm:
-            about["scores"].append(_as_dict(summarize([run["score"] for run in runs], is_share=is_share)))
-
-        pairs = list(zip(zip(*of_arm, strict=True), zip(*points[first], strict=True), strict=True))
-        about["to_90"] = {}
-        for cost in COSTS:
-            ratios = []
-            for of_seed, of_baseline in pairs:
-                level = 0.9 * max(run["score"] for run in of_baseline)
-                ratios.append(cost_to_reach(of_seed, cost, level) / cost_to_reach(of_baseline, cost, level))
-            if np.isfinite(ratios).all():
-                interval = _as_dict(summarize(np.log(ratios)))
-                about["to_90"][cost] = {key: float(np.exp(value)) for key, value in interval.items()}
-
+        scores = [_as_dict(summarize(values, is_share=is_share)) for values in get_curves(of_arm, "score").T]
+        about |= {"points": list(of_arm), "scores": scores, "to_90": compare_costs(of_arm, points[first])}
         if arm != first:
-            about["differences"] = compare_curves(pairs)
+            about["differences"] = compare_curves(of_arm, points[first])
         for column in study.get("measures", ()):
-            is_percent = find_metric(column).percent
-            final = summarize([get_score(run, column) for run in of_arm[-1]], is_share=is_percent)
-            measure = {"final": _as_dict(final), "differences": {} if arm == first else compare_curves(pairs, column)}
-            about.setdefault("measures", {})[column] = measure
+            final = summarize(get_curves(of_arm, column)[:, -1], is_share=find_metric(column).percent)
+            changes = {} if arm == first else compare_curves(of_arm, points[first], column)
+            about.setdefault("measures", {})[column] = {"final": _as_dict(final), "differences": changes}
         summary[arm] = about
     return summary
 
 
+def get_curves(points: Sequence[Sequence[Point]], key: str) -> np.ndarray:
+    """Return a cost, a score, or "score", that of the study, for each seed or fold and number of epochs, (n, L)."""
+    curves = []
+    for runs in points:
+        curves.append([run["scores"].get(key, run.get(key)) for run in runs])
+    return np.transpose(curves)
+
+
+def compare_costs(
+    points: Sequence[Sequence[Point]], baseline: Sequence[Sequence[Point]]
+) -> dict[str, dict[str, float]]:
+    """Return the ratios "to_90" of `summarize_arms`."""
+    scores = [get_curves(each, "score") for each in (points, baseline)]  # (n, L) each
+    levels = 0.9 * scores[1].max(axis=1)  # (n,)
+    ratios = {}
+    for cost in COSTS:
+        costs = get_curves(points, cost), get_curves(baseline, cost)
+        reached = [list(map(cost_to_reach, *curves, levels)) for curves in zip(costs, scores, strict=True)]
+        logs = np.log(reached[0]) - np.log(reached[1])
+        if np.isfinite(logs).all():
+            ratios[cost] = {key: float(np.exp(value)) for key, value in _as_dict(summarize(logs)).items()}
+    return ratios
+
+
 def compare_curves(
-    pairs: Sequence[Sequence[Sequence[Point]]], column: str | None = None
+    points: Sequence[Sequence[Point]], others: Sequence[Sequence[Point]], key: str = "score"
 ) -> dict[str, dict[str, float]]:
     """Compare a score of two arms after the longest training of both, and at equal costs (see `summarize_arms`).
 
+    A score at a cost is interpolated linearly over the logarithm of the cost.
+
     Args:
-        pairs: For each seed or fold, the runs of the arm and those of the baseline, shortest first.
-        column: Score to compare. None: the score of the study.
+        points: Runs of the arm by number of epochs, one for each seed or fold.
+        others: The same of the arm to compare with.
+        key: Score to compare; "score" is that of the study.
     """
-    last = min(map(len, pairs[0])) - 1
-    ends = [[get_score(runs[last], column) for runs in pair] for pair in pairs]
-    differences = {"final": _as_dict(difference(*np.transpose(ends)))}
+    scores = [get_curves(each, key) for each in (points, others)]  # (n, L) each
+    last = min(len(points), len(others)) - 1
+    differences = {"final": _as_dict(difference(scores[0][:, last], scores[1][:, last]))}
     for cost in COSTS:
-        scores = []
-        for pair in pairs:
-            common = min(runs[-1][cost] for runs in pair)
-            scores.append([score_at(runs, cost, common, column) for runs in pair])
-        if np.isfinite(scores).all():
-            differences[cost] = _as_dict(difference(*np.transpose(scores)))
+        costs = [np.log(get_curves(each, cost)) for each in (points, others)]
+        common = np.minimum(costs[0][:, -1], costs[1][:, -1])  # (n,)
+        interpolate = partial(np.interp, left=np.nan)  # the shortest run costs more
+        equal = [list(map(interpolate, common, *curves)) for curves in zip(costs, scores, strict=True)]
+        if np.isfinite(equal).all():
+            differences[cost] = _as_dict(difference(equal[0], equal[1]))
     return differences
-
-
-def get_score(run: Point, column: str | None) -> float:
-    """Return a test score of a run, or that of the study if `column` is None."""
-    return float(run["score"] if column is None else run["scores"][column])
-
-
-def compare_scores(runs: Sequence[Point], others: Sequence[Point]) -> Difference:
-    """Compare the test scores of two arms, paired by seed."""
-    return difference([run["score"] for run in runs], [run["score"] for run in others])
 
 
 def _as_dict(cell: Cell) -> dict[str, float]:
@@ -356,28 +361,16 @@ def _as_dict(cell: Cell) -> dict[str, float]:
     return {"mean": cell.value, "low": cell.interval[0], "high": cell.interval[1]}
 
 
-def score_at(runs: Sequence[Point], cost: str, value: float, column: str | None = None) -> float:
-    """Return a test score (see `get_score`) at a cost, by linear interpolation over the logarithm of the cost.
-
-    The score is NaN if the shortest run costs more.
-    """
-    costs, scores = [run[cost] for run in runs], [get_score(run, column) for run in runs]
-    return float(np.interp(np.log(value), np.log(costs), scores, left=np.nan))
-
-
-def cost_to_reach(runs: Sequence[Point], cost: str, score: float) -> float:
-    """Return the cost at which the learning curve reaches a score, interpolated as in `score_at`.
+def cost_to_reach(costs: np.ndarray, scores: np.ndarray, score: float) -> float:
+    """Return the cost at which a learning curve reaches a score, interpolated as in `compare_curves`.
 
     If the shortest run already reaches the score, return the cost of that run. If no run reaches it, return inf.
     """
-    logs, scores = np.log([run[cost] for run in runs]), [run["score"] for run in runs]
-    for number, value in enumerate(scores):
-        if value >= score:
-            if number == 0:
-                return float(np.exp(logs[0]))
-            share = (score - scores[number - 1]) / (value - scores[number - 1])
-            return float(np.exp(logs[number - 1] + share * (logs[number] - logs[number - 1])))
-    return float("inf")
+    reached = np.flatnonzero(scores >= score)
+    if not len(reached):
+        return math.inf
+    part = slice(max(reached[0] - 1, 0), reached[0] + 1)  # the step of the curve that crosses the score
+    return float(np.exp(np.interp(score, scores[part], np.log(costs[part]))))
 
 
 def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], converged: bool) -> str:
@@ -398,31 +391,27 @@ def judge(arms: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any], conve
     """
     if study["method"] not in arms:
         return "not judged"
+
+    def holds(arm: Mapping[str, Any], at_convergence: bool) -> bool:
+        if at_convergence:
+            return bool(arm["differences"]["final"]["low"] > 0)
+        return "steps" in arm["to_90"] and bool(arm["to_90"]["steps"]["high"] < 1)
+
     method = arms[study["method"]]
-    final, ratio = method["differences"]["final"], method["to_90"].get("steps")
-    if converged and final["low"] > 0:
-        verdict = "holds at convergence"
-    elif ratio is not None and ratio["high"] < 1:
-        verdict = "holds as a speed-up"
-        others = {cost: method["to_90"][cost] for cost in ("captions", "seconds") if cost in method["to_90"]}
-        not_saved = [cost for cost, other in others.items() if other["high"] >= 1]
-        if not_saved:
-            verdict += f" in steps, not in {' or '.join(not_saved)}"
-    else:
+    at_convergence = converged and holds(method, True)
+    if not at_convergence and not holds(method, False):
         if not converged:
             return "open, because the baseline has not converged"
-        return "does not hold" if final["high"] < 0 else "not shown at convergence"
+        return "does not hold" if method["differences"]["final"]["high"] < 0 else "not shown at convergence"
+    verdict = "holds at convergence" if at_convergence else "holds as a speed-up"
+    not_saved = [cost for cost, ratio in method["to_90"].items() if cost != "steps" and ratio["high"] >= 1]
+    if not_saved and not at_convergence:
+        verdict += f" in steps, not in {' or '.join(not_saved)}"
 
-    for name in study.get("controls", ()):
-        if name not in arms:
+    for control in map(arms.get, study.get("controls", ())):
+        if control is None or not holds(control, at_convergence):
             continue
-        control = arms[name]
-        gain, faster = control["differences"]["final"], control["to_90"].get("steps")
-        passes = faster is not None and faster["high"] < 1
-        if verdict == "holds at convergence":
-            passes = gain["low"] > 0
-        last = min(len(method["points"]), len(control["points"])) - 1
-        if passes and not compare_scores(method["points"][last], control["points"][last]).is_above_zero:
+        if compare_curves(method["points"], control["points"])["final"]["low"] <= 0:
             return f"{verdict}, explained by a control: {control['model']}"
     return verdict
 
@@ -444,7 +433,6 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for panel, cost in zip(panels, ("steps", "seconds"), strict=True):
-        all_costs = []
         for number, arm in enumerate(content["arms"].values()):
             if not has_cost(arm, cost):
                 continue
@@ -453,11 +441,8 @@ def plot_curves(content: Mapping[str, Any], path: Path) -> None:
             mean, low, high = 100 * np.transpose(scores)
             panel.plot(costs, mean, marker="o", label=arm["model"], color=f"C{number}")
             panel.fill_between(costs, low, high, alpha=0.15, color=f"C{number}")
-            all_costs += costs
-        panel.set_xscale("log")
-        ticks = np.unique(all_costs) if cost == "steps" else np.geomspace(min(all_costs), max(all_costs), 4)
-        panel.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-        panel.minorticks_off()
+        panel.set_xscale("log", base=2)  # the epochs are doubled
+        panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.set_xlabel({"steps": "training steps", "seconds": "processor time (seconds)"}[cost])
     panels[0].set_ylabel("test score (%)")
     panels[0].legend()
@@ -518,12 +503,11 @@ def tabulate_measures(content: Mapping[str, Any]) -> Table:
     """Return a table of the other scores of a study, with one line for each score and arm."""
     places = {"final": "difference at the end", "captions": "at equal captions", "seconds": "at equal seconds"}
     lines = [["measure", "arm", "at the end", *places.values()]]
+    arms = list(content["arms"].values())
     for column in content["measures"]:
         metric = find_metric(column)
-        for arm in content["arms"].values():
-            measure, name = arm["measures"][column], arm["model"]
-            if len(arm["points"]) < max(len(other["points"]) for other in content["arms"].values()):
-                name += f" after {arm['points'][-1][0]['steps']:,.0f} steps"
+        for arm in arms:
+            measure, name = arm["measures"][column], arm["model"] + note_length(arm, arms[0])
             cells = [format_heading(column), name, format_interval(measure["final"], metric)]
             for place in places:
                 found = measure["differences"].get(place)
@@ -534,14 +518,12 @@ def tabulate_measures(content: Mapping[str, Any]) -> Table:
 
 def describe_arm(arm: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:
     """Return the cells of an arm by heading. Scores of other numbers of steps than the baseline's state them."""
-    cells = {"arm": arm["model"]}
-    for number, points in enumerate(baseline["points"]):
-        heading = f"{points[0]['steps']:,.0f} steps"
+    cells, after = {"arm": arm["model"]}, note_length(arm, baseline)
+    places = map(count_steps, baseline["points"]), map(count_steps, arm["points"]), arm["scores"]
+    for heading, steps, score in itertools.zip_longest(*places):
         cells[heading] = ""
-        if number < len(arm["points"]):
-            steps = f"{arm['points'][number][0]['steps']:,.0f} steps"
-            cells[heading] = format_interval(arm["scores"][number]) + ("" if steps == heading else f" after {steps}")
-    after = f" after {steps}" if len(arm["points"]) < len(baseline["points"]) else ""
+        if score is not None:
+            cells[heading] = format_interval(score) + ("" if steps == heading else f" after {steps}")
 
     differences = arm.get("differences", {})
     for key, heading in {"final": "difference at the end", **{cost: f"at equal {cost}" for cost in COSTS}}.items():
@@ -555,3 +537,13 @@ def describe_arm(arm: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[st
     last = arm["points"][-1]
     cells["cost of the longest run"] = ", ".join(f"{average(last, cost):,.0f} {cost}" for cost in costs)
     return cells
+
+
+def count_steps(points: Sequence[Point]) -> str:
+    """Return the number of steps of the runs with one number of epochs, such as "1,200 steps"."""
+    return f"{points[0]['steps']:,.0f} steps"
+
+
+def note_length(arm: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
+    """Return " after N steps" if the longest training of an arm is shorter than that of the baseline, else ""."""
+    return f" after {count_steps(arm['points'][-1])}" if len(arm["points"]) < len(baseline["points"]) else ""

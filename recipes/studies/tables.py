@@ -141,7 +141,7 @@ def gather(name: str, table: Mapping[str, Any], rows: Sequence[Row], args: Repro
     that are left out for this reason), "left_out", `{split: ids of unusable clips}` of the first seed, and "scores",
     `{column: score}`. A score is a dict with:
 
-    - "values", "mean" and "std": One value per seed, their mean and sample standard deviation (None for one seed).
+    - "values", "mean" and "std": One value per seed, their mean, and for several seeds their sample standard deviation.
     - "chance" and "order_blind": The scores at chance and of a model that ignores order, if known.
     - "paper": The number in the paper, or None.
     - "differences": One difference to the baseline per seed. This key and those below are only in rows with a baseline.
@@ -202,16 +202,14 @@ def summarize_column(
         summary["chance"] = 0.5
     for score in flat_scores(next(iter(runs.values()))[0].scores):
         if score.place == tuple(place):
-            levels = {"chance": score.chance, "order_blind": score.order_blind}
-            summary |= {name: level for name, level in levels.items() if level is not None}
+            summary |= {"chance": score.chance, "order_blind": score.order_blind}
 
     results, of_baseline = ({seed: run[0] for seed, run in group.items()} for group in (runs, baseline))
     change = compare_seeds(results, of_baseline, place, values, others)
     if change is not None:
-        found: dict[str, Any] = {"differences": list(change.values), "recordings": change.recordings}
-        found |= {"low": change.low, "high": change.high}
-        summary |= {name: value for name, value in found.items() if value is not None}
-    return summary
+        summary |= {"differences": list(change.values), "recordings": change.recordings}
+        summary |= {"low": change.low, "high": change.high}
+    return {name: value for name, value in summary.items() if value is not None}
 
 
 def load_run(run: Sequence[Step]) -> Run:
@@ -259,7 +257,9 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
       epoch, with its evaluation.
     - `similarity positive` or `similarity negative`: Mean cosine of matching or non-matching test pairs.
     - `similarity separation`: Difference of these two means, divided by the standard deviation of non-matching pairs.
-    - `captions relative_distance`: Result of `get_relative_distance`.
+    - `captions relative_distance`: Mean distance between translations and their English captions, divided by the mean
+      distance between two English captions. 0: the languages agree. 1: a translation is as far from its English caption
+      as an unrelated one. Unlike ATRI eq. 15, it is not small for a collapsed model with almost equal embeddings.
     - `log NAME mean`, `log NAME first` or `log NAME last`: A value from the training log.
     """
     from modeling_supclap.evaluation.results import flat_scores
@@ -271,11 +271,15 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
             return logged["train_runtime"] / logged["epoch"]
         return logged.get(place[1])
     if place[0] == "similarity":
-        positive, negative = (results.arrays["similarity/eng/positive"], results.arrays["similarity/eng/negative"])
+        positive, negative = results.arrays["similarity/eng/positive"], results.arrays["similarity/eng/negative"]
         separation = (positive.mean() - negative.mean()) / negative.std()
         return float({"positive": positive.mean(), "negative": negative.mean(), "separation": separation}[place[1]])
     if place[0] == "captions":
-        return get_relative_distance(results)
+        from scipy.spatial.distance import pdist
+
+        others = results.protocol["languages"][1:]
+        to_english = np.mean([results.arrays[f"multilingual/distance/{language}"] for language in others])
+        return float(to_english / pdist(results.arrays["embeddings/text/eng"]).mean())
     if place[0] == "log":
         values = [entry[place[1]] for entry in log if place[1] in entry]
         if not values:
@@ -288,20 +292,6 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
     task, _, *rest = place
     of_languages = [value for path, value in scores.items() if path[0] == task and [*path[2:]] == rest]
     return float(np.mean(of_languages)) if of_languages else None
-
-
-def get_relative_distance(results: Results) -> float:
-    """Compute the mean distance between translations and their English captions, relative to unrelated captions.
-
-    The reference is the mean distance between two English captions. 0 means that the languages agree. 1 means that a
-    translation is as far from its English caption as an unrelated one. Unlike the distance in ATRI eq. 15, the value is
-    not small for a collapsed model with almost equal embeddings.
-    """
-    from scipy.spatial.distance import pdist
-
-    others = results.protocol["languages"][1:]
-    to_english = np.mean([results.arrays[f"multilingual/distance/{language}"] for language in others])
-    return float(to_english / pdist(results.arrays["embeddings/text/eng"]).mean())
 
 
 def get_cost(runs: Sequence[Run]) -> dict[str, float]:

@@ -13,8 +13,10 @@ import dataset_folders
 import pytest
 import soundfile
 
+from modeling_supclap.datasets_scripts.builders.options import option_texts
+from modeling_supclap.evaluation import AudioPolicy, ZSTEOptions
 from modeling_supclap.languages import LANGUAGES
-from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
+from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import format_help, list_options, parse_arguments, read_settings
 from modeling_supclap.recipes.options import DataArguments, DatasetArguments, EvaluationArguments, as_mapping
 from modeling_supclap.training.options import ContrastiveOptions
@@ -23,9 +25,13 @@ from modeling_supclap.training.training_args import INTERNAL, AllStagesArguments
 
 @dataclass
 class Data(DatasetArguments):
-    """Options of a recipe."""
+    """Options of a recipe.
 
-    options: list[int] = field(default_factory=list, metadata={"help": "Some numbers."})
+    Attributes:
+        options: Some numbers.
+    """
+
+    options: list[int] = field(default_factory=list)
 
 
 def parse(*argv, default=None):
@@ -300,6 +306,26 @@ def test_every_training_option_is_described_or_internal(group):
     listed = set().union(*list_options([group]).values())
     of_the_trainer = {"dataloader_persistent_workers", "dataloader_pin_memory"}  # described by transformers
     assert ours & fields - listed - INTERNAL == of_the_trainer
+
+
+@pytest.mark.parametrize("name", [name for name in vars(options) if name.endswith("Arguments")][1:])
+def test_every_option_of_a_command_is_described(name):
+    group = getattr(options, name)
+    fields = {option.name for option in dataclasses.fields(group) if option.init}
+    assert fields == set().union(*list_options([group]).values())
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "group", "original"),
+    [
+        (EvaluationArguments, "zste_items", ZSTEOptions, "num_items"),
+        (EvaluationArguments, "zste_candidates", ZSTEOptions, "num_candidates"),
+        (EvaluationArguments, "zste_prompts", ZSTEOptions, "prompts"),
+        (options.CorpusArguments, "pad_short_clips", AudioPolicy, "pad_short_clips"),
+    ],
+)
+def test_an_option_under_another_name_has_the_same_text(command, name, group, original):
+    assert option_texts(command)[name] == option_texts(group)[original]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The command `supclap`, from a wheel in its own environment, in a folder with modules of the same names."""
 
+import importlib.util
 import json
 import os
 import re
@@ -101,7 +102,8 @@ def test_help_runs_without_slow_imports():
 @pytest.mark.process
 @pytest.mark.parametrize("name", FAST)
 def test_help_of_a_script_runs_without_slow_imports(name):
-    words = [sys.executable, "-X", "importtime", command._source(command.COMMANDS[name]), "--help"]
+    script = importlib.util.find_spec(f"modeling_supclap.{command.COMMANDS[name]}").origin
+    words = [sys.executable, "-X", "importtime", script, "--help"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"usage: {Path(words[-2]).name}")
     imported = {line.split()[-1] for line in done.stderr.splitlines()}
@@ -219,13 +221,14 @@ def test_the_studies_are_not_installed(environment, project):
 @pytest.mark.process
 def test_all_commands_start_from_the_wheel(environment, project):
     lines = [
-        "import contextlib, io, sys",
+        "import contextlib, importlib.util, io, sys",
         "sys.path.remove('')",
         "from modeling_supclap.recipes import command",
-        "for name in command.COMMANDS:",
+        "for name, module in command.COMMANDS.items():",
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:",
         "        command.main([name, '--help'])",
-        "    print(name, command._source(command.COMMANDS[name]), printed.getvalue().startswith('usage: '))",
+        "    path = importlib.util.find_spec('modeling_supclap.' + module).origin",
+        "    print(name, path, printed.getvalue().startswith('usage: '))",
     ]
     site_packages, python = environment
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

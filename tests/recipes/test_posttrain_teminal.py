@@ -21,6 +21,7 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.overlap.trained_sources import refuse_trained_sources
 from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
+from modeling_supclap.training.rows import filter_bad_audio
 from modeling_supclap.training.temporal_training import TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
@@ -54,6 +55,12 @@ def test_fsdp_is_refused_before_training(tmp_path, esc_folder, model_folder, mon
         run_recipe(posttrain_teminal, *in_folders(model_folder, esc_folder, tmp_path), *few)
 
 
+def load_items(args, training, min_seconds=0.0):
+    splits = args.load_splits()
+    usable = {name: filter_bad_audio(rows, training, min_seconds) for name, rows in splits.items()}
+    return posttrain_teminal.load_items(args, training, usable)
+
+
 def test_labels_of_an_audio_folder_are_english_names(tmp_path):
     lines = ["file_name,caption,label"]
     for number in range(12):
@@ -63,18 +70,18 @@ def test_labels_of_an_audio_folder_are_english_names(tmp_path):
     args = posttrain_teminal.PostTrainingArguments(
         model="m", dataset="audio_folder", data_dir=str(tmp_path), train_fraction=0.3
     )
-    train, held_out, _ = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    train, held_out, _ = load_items(args, TemporalTrainingArguments(use_cpu=True))
     overlaid = [train.triple(0, number)[2] for number in range(len(train))]
     assert "Door bell while saw" in {item.captions["eng"][0] for item in overlaid}
     assert held_out.labels == ("door_bell", "hen", "saw")
     options = {"use_cpu": True, "on_bad_audio": "skip", "output_dir": str(tmp_path / "out")}
     with pytest.raises(BadAudioError, match=r"0\.5000 s.*0\.6 s"):
-        posttrain_teminal.load_items(args, TemporalTrainingArguments(**options), min_seconds=0.6)
+        load_items(args, TemporalTrainingArguments(**options), min_seconds=0.6)
     with pytest.raises(ValueError, match="'audio_folder'"):
-        posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
+        load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
     args.prompts = "phrases"
     with pytest.raises(ValueError, match="'audio_folder'"):  # labels would replace the phrases
-        posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+        load_items(args, TemporalTrainingArguments(use_cpu=True))
 
 
 def test_only_the_training_split_is_drawn_from_unless_splits_are_pooled(esc_folder):
@@ -84,7 +91,7 @@ def test_only_the_training_split_is_drawn_from_unless_splits_are_pooled(esc_fold
         args = posttrain_teminal.PostTrainingArguments(
             model="m", data_dir=str(esc_folder), pool_splits=pool, **BOTH_HELD_OUT
         )
-        parts = posttrain_teminal.load_items(args, training)
+        parts = load_items(args, training)
         sizes[pool] = [len(part.rows) for part in parts]
         folds = {row["clip_id"][0] for part in parts for row in part.rows}
         assert folds == ({"1", "2"} if pool else {"2"})
@@ -100,15 +107,15 @@ def test_the_whole_training_split_trains_if_the_test_split_is_held_out(esc_folde
         dataset_config={"test_fraction": 0.34, "validation_fraction": 0},
     )
     keep = TemporalTrainingArguments(use_cpu=True, load_best_model_at_end=False)
-    train, selection, scored = posttrain_teminal.load_items(args, keep)
+    train, selection, scored = load_items(args, keep)
     splits = args.load_splits()
     assert train.rows["clip_id"] == splits["train"]["clip_id"]
     assert selection.rows["clip_id"] == scored.rows["clip_id"] == splits["test"]["clip_id"]
     assert (len(train.rows), len(scored.rows)) == (16, 8)  # of 6 recordings of each of 4 classes
     with pytest.raises(ValueError, match=r"train_fraction is 1.*no validation split"):
-        posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, eval_strategy="epoch"))
+        load_items(args, TemporalTrainingArguments(use_cpu=True, eval_strategy="epoch"))
     args.dataset_config["validation_fraction"] = 0.25
-    train, selection, scored = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    train, selection, scored = load_items(args, TemporalTrainingArguments(use_cpu=True))
     assert [len(items.rows) for items in (train, selection, scored)] == [12, 4, 8]
     with pytest.raises(ValueError, match=r"train_fraction=1.*pool_splits"):
         posttrain_teminal.PostTrainingArguments(train_fraction=1, pool_splits=True)
@@ -118,7 +125,7 @@ def test_one_recording_of_each_class_is_used_in_all_pairs(esc_folder):
     args = posttrain_teminal.PostTrainingArguments(
         model="m", data_dir=str(esc_folder), pool_splits=True, train_fraction=0.5, fixed_recordings=True
     )
-    train, _, scored = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    train, _, scored = load_items(args, TemporalTrainingArguments(use_cpu=True))
     pairs = set()
     for epoch in range(2):
         for index in range(len(train)):
@@ -134,19 +141,17 @@ def test_other_recordings_are_scored_than_those_that_choose_the_best_epoch(esc_f
         for best in (True, False)
     )
     args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder), **BOTH_HELD_OUT)
-    sources = [{row["source"] for row in items.rows} for items in posttrain_teminal.load_items(args, chosen)]
-    assert all(
-        len({row["labels"][0] for row in items.rows}) == 4 for items in posttrain_teminal.load_items(args, chosen)
-    )
+    sources = [{row["source"] for row in items.rows} for items in load_items(args, chosen)]
+    assert all(len({row["labels"][0] for row in items.rows}) == 4 for items in load_items(args, chosen))
     assert not sources[0] & sources[1] | sources[1] & sources[2] | sources[0] & sources[2]
-    _, choosing, scored = posttrain_teminal.load_items(args, kept)
+    _, choosing, scored = load_items(args, kept)
     assert (
         {row["source"] for row in scored.rows} == {row["source"] for row in choosing.rows} == sources[1] | sources[2]
     )
 
     args.train_fraction = 0.7
     with pytest.raises(ValueError, match=r"'dog'.*--load_best_model_at_end"):
-        posttrain_teminal.load_items(args, chosen)
+        load_items(args, chosen)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +163,7 @@ def test_prompts_use_the_requested_names_of_sounds(esc_folder, prompts, language
         model="m", data_dir=str(esc_folder), prompts=prompts, pool_splits=True, train_fraction=0.5
     )
     training = TemporalTrainingArguments(use_cpu=True, languages=languages)
-    items = posttrain_teminal.load_items(args, training)[0]
+    items = load_items(args, training)[0]
     captions = [items.triple(0, number)[0].captions["eng"] for number in range(len(items))]
     assert any(said in texts for texts in captions)
     with pytest.raises(ValueError, match=r"prompts.*'labels'"):
@@ -202,7 +207,7 @@ def test_the_recordings_of_the_training_are_recorded(run, esc_folder):
     args = posttrain_teminal.PostTrainingArguments(
         model="m", data_dir=str(esc_folder), train_fraction=0.34, dataset_config=config
     )
-    trained, held_out, _ = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    trained, held_out, _ = load_items(args, TemporalTrainingArguments(use_cpu=True))
     found = refuse_trained_sources(trained.rows, str(run[0]), allow=True)
     assert found == len(trained.rows) > 0
     assert refuse_trained_sources(held_out.rows, str(run[0]), allow=True) == 0

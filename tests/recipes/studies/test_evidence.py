@@ -37,12 +37,18 @@ def by_length(*of_seeds):
 
 
 def test_the_curve_is_linear_in_the_logarithm_of_the_cost():
-    curve = runs([0.2, 0.4, 0.5])
-    assert evidence.score_at(curve, "steps", 200) == pytest.approx(0.4)
-    assert evidence.score_at(curve, "captions", 8 * 100 * math.sqrt(2)) == pytest.approx(0.3)
-    assert evidence.cost_to_reach(curve, "steps", 0.3) == pytest.approx(100 * math.sqrt(2))
-    assert evidence.cost_to_reach(curve, "steps", 0.1) == pytest.approx(100)
-    assert evidence.cost_to_reach(curve, "steps", 0.6) == math.inf
+    costs, scores = np.array([100, 200, 400]), np.array([0.2, 0.4, 0.5])
+    assert evidence.cost_to_reach(costs, scores, 0.3) == pytest.approx(100 * math.sqrt(2))
+    assert evidence.cost_to_reach(costs, scores, 0.1) == pytest.approx(100)
+    assert evidence.cost_to_reach(costs, scores, 0.6) == math.inf
+
+    ends = 100, 100 * math.sqrt(2)
+    short = [runs([0.1 * (1 + seed), 0.25], steps=ends, seed=seed) for seed in range(2)]
+    long = [runs([0.2, 0.4, 0.5 + 0.1 * seed], seed=seed) for seed in range(2)]
+    found = evidence.compare_curves(by_length(*short), by_length(*long))
+    assert found["final"]["mean"] == pytest.approx(0.25 - 0.4)  # after as many epochs
+    for cost in ("steps", "captions", "seconds"):
+        assert found[cost]["mean"] == pytest.approx(0.25 - 0.3)
 
 
 STUDY = {
