@@ -1,7 +1,5 @@
 """Rows of a table of recordings, read one part at a time."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
