@@ -240,9 +240,9 @@ class FolderConfig(RowConfig):
         return self.require(self.TABLES, self.REQUIRED)
 
     def require(self, names: Mapping[str, Sequence[str]], required: Iterable[str] = ()) -> dict[str, Path]:
-        """Find metadata files (see `find`). Raise FileNotFoundError if all, or one of the `required`, are missing."""
+        """Find metadata files (see `find`). Raise FileNotFoundError without a `required` one, or without others."""
         paths = self.find(names)
-        if not paths or not paths.keys() >= set(required):
+        if not paths.keys() >= set(required) or paths.keys() == set(required) != names.keys():
             missing = ", ".join(of_key[0] for key, of_key in names.items() if key not in paths)
             raise FileNotFoundError(f"{self.folder} lacks {missing}; set data_dir to {self.LAYOUT}")
         return paths
