@@ -1,7 +1,5 @@
 """Read recordings from disk or memory as mono waveforms, with errors that name the file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -22,11 +20,11 @@ __all__ = [
     "Source",
     "content_of",
     "header_seconds",
-    "measure_audio",
     "naming",
+    "open_recording",
     "open_row",
     "read_audio",
-    "read_int16",
+    "read_recording",
     "read_row",
     "resample",
     "segment_of",
@@ -90,16 +88,6 @@ def content_of(row: Mapping[str, Any]) -> bytes | str:
     return array.tobytes() + f"{array.dtype} {array.shape} {audio['sampling_rate']}".encode()
 
 
-def measure_audio(source: Source, name: str, segment: Segment = WHOLE) -> tuple[float, bool]:
-    """Return the length of a recording or of its segment in seconds, and whether any sample is nonzero."""
-    samples, is_sound = 0, False
-    recording = open_recording(source, name, segment)
-    for part in recording.parts():
-        samples += len(part)
-        is_sound = is_sound or bool(part.any())
-    return samples / recording.rate_hz, is_sound
-
-
 def open_row(row: Mapping[str, Any]) -> Sound:
     """Open the recording of a row, or its segment. `read_row` describes the columns."""
     name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
@@ -160,9 +148,8 @@ def read_row(
     >>> read_row(row, 16000)
     array([ 0.5, -1. ], dtype=float32)
     """
-    name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
     recording = open_row(row)
-    rate_hz = recording.rate_hz
+    rate_hz, name = recording.rate_hz, recording.label
     length, last_start = find_crop(recording.frames, rate_hz, max_seconds)
     part = recording.read_mono(round(crop_position * last_start), length)
     if not part.any():
@@ -181,31 +168,38 @@ def read_row(
     return clip
 
 
-def read_int16(source: Source, name: str, rate_hz: int, segment: Segment = WHOLE) -> tuple[np.ndarray, bool]:
-    """Read and resample a recording or its segment to int16 `(samples,)`, in blocks to save memory.
+def read_recording(source: Source, name: str, rate_hz: int, segment: Segment = WHOLE) -> np.ndarray:
+    """Read and check a recording or its segment, in blocks to save memory; return int16 `(samples,)` at `rate_hz`.
 
-    Also return whether any sample was nonzero before rounding.
+    Raises:
+        BadAudioError: The recording is missing, corrupt, empty or silent, or decoding fails for another reason.
+        MissingDecoderError: FFmpeg is required but PyAV is not installed, so the recording may be fine.
     """
     parts, is_sound = [], False
     # At 16 kHz, the rate of CED, as CED reads recordings, so that it gets the same samples from prepared ones.
     method = "sinc_interp_hann" if rate_hz == 16_000 else "kaiser_best"
-    recording = open_recording(source, name, segment)
-    from_hz = recording.rate_hz
-    # Samples that are not resampled yet. The first `margin` seconds are only context for the resampling filter.
-    pending, margin = np.zeros(0, np.float32), 0
+    with naming(name):
+        recording = open_recording(source, name, segment)
+        from_hz = recording.rate_hz
+        # Samples that are not resampled yet. The first `margin` seconds are only context for the resampling filter.
+        pending, margin = np.zeros(0, np.float32), 0
 
-    for part in recording.parts():
-        is_sound = is_sound or bool(part.any())
-        # Resample all whole seconds except the last one, because samples of both rates coincide at whole seconds.
-        seconds = len(pending) // from_hz - 1
-        if seconds > margin:
-            resampled = resample(pending[: (seconds + 1) * from_hz], from_hz, rate_hz, method)
-            parts.append(to_int16(resampled[margin * rate_hz : seconds * rate_hz]))
-            pending, margin = pending[(seconds - 1) * from_hz :], 1
-        pending = np.concatenate([pending, part])
+        for part in recording.parts():
+            is_sound = is_sound or bool(part.any())
+            # Resample all whole seconds except the last one, because samples of both rates coincide at whole seconds.
+            seconds = len(pending) // from_hz - 1
+            if seconds > margin:
+                resampled = resample(pending[: (seconds + 1) * from_hz], from_hz, rate_hz, method)
+                parts.append(to_int16(resampled[margin * rate_hz : seconds * rate_hz]))
+                pending, margin = pending[(seconds - 1) * from_hz :], 1
+            pending = np.concatenate([pending, part])
+        parts.append(to_int16(resample(pending, from_hz, rate_hz, method)[margin * rate_hz :]))
 
-    parts.append(to_int16(resample(pending, from_hz, rate_hz, method)[margin * rate_hz :]))
-    return np.concatenate(parts), is_sound
+    samples = np.concatenate(parts)
+    if not samples.any():
+        why = "it is too quiet for 16 bits" if is_sound else "every sample is zero"
+        raise BadAudioError(f"{name} is silent: {why}")
+    return samples
 
 
 def to_int16(waveform: np.ndarray) -> np.ndarray:

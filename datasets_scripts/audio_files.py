@@ -27,8 +27,10 @@ def walk(folder: str | Path) -> list[str]:
 
     Symbolic links to folders are followed, but each folder is listed only once. Hidden files, recycle bins and other
     system folders, pipes, devices and unreadable entries are skipped. File names that are not UTF-8 are skipped with a
-    warning.
+    warning. Raises FileNotFoundError without the folder.
     """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder} is not a folder; expected the folder with the audio")
     files: list[str] = []
     undecodable: list[str] = []
     seen: set[str] = set()
@@ -65,6 +67,4 @@ def is_audio_name(name: str) -> bool:
 def list_recordings(folder: str | Path) -> list[str]:
     """List the paths of all audio files in a folder and its sub-folders; raise FileNotFoundError without the folder."""
     root = Path(folder).expanduser().resolve()
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root} is not a folder; expected the folder with the audio")
     return [str(root / file) for file in walk(root) if is_audio_name(file)]

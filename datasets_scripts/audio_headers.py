@@ -3,8 +3,6 @@
 libsndfile reads incomplete and chained Ogg files (RFC 3533) without an error, and unfinished WAV files as empty.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Bad clips are not replaced by other clips, because retrieval evaluation requires each clip exactly once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -23,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .atomic_files import file_sha256, read_json, write_json
-from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, measure_audio, naming, read_int16, segment_of
+from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, naming, open_recording, segment_of
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """Actions for bad recordings: "error" raises, "skip" excludes their rows, "report" also logs each of them."""
@@ -40,21 +38,6 @@ class BadClip(NamedTuple):
     reason: str
 
 
-def read_recording(source: str | bytes, name: str, rate_hz: int, segment: Segment = WHOLE) -> np.ndarray:
-    """Read and check a recording (a path or its bytes) or its segment; return int16 samples `(samples,)` at `rate_hz`.
-
-    Raises:
-        BadAudioError: The recording is missing, corrupt, empty or silent, or decoding fails for another reason.
-        MissingDecoderError: FFmpeg is required but PyAV is not installed, so the recording may be fine.
-    """
-    with naming(name):
-        samples, is_sound = read_int16(source, name, rate_hz, segment)
-    if not samples.any():
-        why = "it is too quiet for 16 bits" if is_sound else "every sample is zero"
-        raise BadAudioError(f"{name} is silent: {why}")
-    return samples
-
-
 def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a recording (a path or its bytes)."""
     if isinstance(source, bytes):
@@ -66,12 +49,17 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0, segment: Segment = WHOLE) -> float:
     """Check a recording or its segment, reading it in blocks, and return its duration in seconds.
 
-    BadAudioError is raised as in `read_recording`, and if the recording is shorter than `min_seconds`.
+    BadAudioError is raised as in `audio.read_recording`, and if the recording is shorter than `min_seconds`.
     """
+    num_samples, is_sound = 0, False
     with naming(name):
-        seconds, is_sound = measure_audio(source, name, segment)
+        recording = open_recording(source, name, segment)
+        for part in recording.parts():
+            num_samples += len(part)
+            is_sound = is_sound or bool(part.any())
     if not is_sound:
         raise BadAudioError(f"{name} is silent: every sample is zero")
+    seconds = num_samples / recording.rate_hz
     if seconds < min_seconds:
         raise BadAudioError(_too_short(name, seconds, min_seconds))
     return seconds

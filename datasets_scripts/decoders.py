@@ -5,8 +5,6 @@ selects the decoder, not the suffix. A file is whole if all sound that its heade
 at most 0.1 s. Header sizes that are no sizes, as programs write them to a pipe, announce nothing.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import mmap
@@ -178,13 +176,7 @@ class Sound:
 
     def read_mono(self, start: int = 0, count: int | None = None) -> np.ndarray:
         """Return `count` samples from `start` on, or all samples to the end."""
-        waveforms, last = [], np.empty((0, 1))
-        for block in self._blocks(start, count):
-            if len(last):
-                waveforms.append(to_mono(last, self.rate_hz, self.label, self._channel, start))
-                start += len(last)
-            last = block
-        waveforms.append(to_mono(last, self.rate_hz, self.label, self._channel, start))
+        waveforms = list(self.parts(start, count))
         return waveforms[0] if len(waveforms) == 1 else np.concatenate(waveforms)
 
     def _blocks(self, start: int, count: int | None) -> Iterator[np.ndarray]:
@@ -205,7 +197,7 @@ class Sound:
                         break
         if not done:
             raise BadAudioError(f"{self.label} is empty: it contains no samples")
-        if expected is not None and done < expected - self._slack:
+        if expected is not None:
             _check_length(done, expected - self._slack, self.rate_hz, self.label)
 
 
@@ -327,7 +319,9 @@ def _open_reader(content: Content, name: str) -> Any:
     if file.length == 0:
         file = _open_unfinished(content, file, name)
     for numbers in _ANNOUNCED.findall(file.extra_info):
-        _check_announced_size(file, name, *map(int, numbers))
+        announced, actual = map(int, numbers)
+        slack = _TOLERANCE_SECONDS * file.rate_hz * actual / (file.length or 1)
+        _refuse_truncated(name, announced, actual, "bytes", slack)
     return file
 
 
@@ -341,12 +335,12 @@ def _open_mp3(content: Content, name: str) -> Any:
     tag = _MP3_TAG.match(content[:64])
     if tag is not None:
         announced, size = int.from_bytes(tag[2], "big"), int.from_bytes(tag[3], "big")
-        if announced and tag[1][0] & 2 and size > len(content) and not _is_placeholder(size, len(content)):
-            raise BadAudioError(f"{name} is truncated: it announces {size} bytes of MP3, but it has {len(content)}")
+        if announced and tag[1][0] & 2:
+            _refuse_truncated(name, size, len(content), "bytes of MP3")
         if is_whole and announced in (num_frames - 1, num_frames):  # some encoders count the frame of the tag, too
             return _SndFile(content, name)
-        if is_cut and announced > num_frames and not _is_placeholder(announced, num_frames):
-            raise BadAudioError(f"{name} is truncated: it announces {announced} frames, but it has {num_frames}")
+        if is_cut:
+            _refuse_truncated(name, announced, num_frames, "frames")
     try:
         return _open_with_ffmpeg(content, name, "this MP3 does not announce its length")
     except BadAudioError as error:  # PyAV is missing, or the free format
@@ -409,8 +403,7 @@ def _open_with_ffmpeg(content: Content, name: str, problem: str) -> Any:
     elif head[:4] == b"0&\xb2u":  # Windows Media
         start = max(0, content.find(_ASF_DATA))
         announced = start + int.from_bytes(content[start + 16 : start + 24], "little")
-    if announced > len(content) + _SIZE_TOLERANCE_BYTES and not _is_placeholder(announced, len(content)):
-        raise BadAudioError(f"{name} is truncated: it announces {announced} bytes, but it has {len(content)}")
+    _refuse_truncated(name, announced, len(content), "bytes", _SIZE_TOLERANCE_BYTES)
     try:
         return Track(partial(_as_file, _without_number(content)), name)
     except Exception as error:
@@ -418,20 +411,18 @@ def _open_with_ffmpeg(content: Content, name: str, problem: str) -> Any:
         raise BadAudioError(f"{about} is not audio that can be decoded by {reasons}") from error
 
 
-def _check_announced_size(file: _SndFile, name: str, announced: int, actual: int) -> None:
-    """Raise BadAudioError if more data are announced than the file contains, by more than 0.1 s of sound."""
-    if announced <= actual or _is_placeholder(announced, actual):
+def _refuse_truncated(name: str, announced: int, actual: int, unit: str, slack: float = 0.0) -> None:
+    """Raise BadAudioError if more is announced than the file contains, by more than `slack`; note less than this.
+
+    Sizes near 2^31 or 2^32, or absurdly larger than the actual one, announce nothing.
+    """
+    is_placeholder = abs(announced - 2**31) <= 2**24 or announced >= 2**32 - 2**24
+    if announced <= actual or is_placeholder or announced > max(100 * actual, 2**24):
         return
-    seconds = (file.length or 0) / file.rate_hz * (announced - actual) / max(1, actual)
-    if seconds > _TOLERANCE_SECONDS or not actual:
-        raise BadAudioError(f"{name} is truncated: its header announces {announced} bytes, but it has {actual}")
-    _note(name, f"its header announces {announced} bytes, but it has {actual}")
-
-
-def _is_placeholder(announced: int, actual: int) -> bool:
-    """Return whether an announced size is none: zero, near 2^31 or 2^32, or absurdly larger than the actual size."""
-    is_near = abs(announced - 2**31) <= 2**24 or announced >= 2**32 - 2**24
-    return announced == 0 or is_near or announced > max(100 * actual, 2**24)
+    problem = f"it announces {announced} {unit}, but it has {actual}"
+    if announced - actual > slack:
+        raise BadAudioError(f"{name} is truncated: {problem}")
+    _note(name, problem)
 
 
 def _check_length(done: int, expected: int, rate_hz: int, name: str) -> None:

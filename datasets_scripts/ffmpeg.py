@@ -5,8 +5,6 @@ counts samples, or all frames have the same length (Matroska, WebM and Windows M
 Vorbis in these is decoded from the beginning, because its frames have several lengths.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from itertools import chain

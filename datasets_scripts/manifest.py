@@ -1,7 +1,5 @@
 """Manifest, dataset card and summary table of a prepared set."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

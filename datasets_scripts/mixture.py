@@ -7,11 +7,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from datasets import Dataset, Features, List, Value, concatenate_datasets
+from datasets import Dataset, Features, Value, concatenate_datasets
 
-from .schema import AUDIO_COLUMNS, EXPECTED_COUNT, FILE_SOURCE, SAMPLING, without_audio
+from .schema import EXPECTED_COUNT, FILE_SOURCE, SAMPLING, replace_columns, text_lists, without_audio
 from .stream import ROWS_OF_A_GROUP, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
@@ -104,9 +102,8 @@ def with_counts(
     rows: Dataset, expected: np.ndarray, options: Mapping[str, Any], temperature: float | None = None
 ) -> Dataset:
     """Add the columns `EXPECTED_COUNT` and `SAMPLING` to the training rows of one dataset."""
-    sampling = pa.array([{**options, "temperature": temperature}] * len(rows), _SAMPLING_TYPE.type)
-    rows = rows.add_column(EXPECTED_COUNT, expected)
-    return rows.add_column(SAMPLING, sampling, feature=_SAMPLING_TYPE)
+    columns = {EXPECTED_COUNT: expected.tolist(), SAMPLING: [{**options, "temperature": temperature}] * len(rows)}
+    return replace_columns(rows, columns, {EXPECTED_COUNT: Value("float64"), SAMPLING: _SAMPLING_TYPE})
 
 
 def counts_in_epoch(rows: Dataset, items: np.ndarray | None = None) -> np.ndarray:
@@ -217,7 +214,7 @@ class _MixedSplit:
     def __init__(self, streams: Mapping[str, RowStream], languages: Sequence[str]) -> None:
         self.streams, self.languages = streams, languages
         self.digest = " ".join(stream._split.digest for stream in streams.values())
-        self.content = [stream.content_hash for stream in streams.values()]
+        self.content = {name: stream.content_hash for name, stream in streams.items()}
         licenses: Counter[str] = Counter()
         features: dict[str, Any] = {"dataset": Value("string")}
         self.row_groups: list[RowGroup] = []
@@ -225,7 +222,7 @@ class _MixedSplit:
             features |= stream.features
             licenses.update(stream.licenses or {"": stream.num_rows})
             self.row_groups += [group._replace(location=(name, group)) for group in stream.row_groups]
-        features["captions"] = {language: List(Value("string")) for language in languages}
+        features["captions"] = text_lists(languages)
         del features["clip_index"]
         self.features, self.licenses = Features(features), dict(licenses)
 
@@ -244,22 +241,9 @@ class _MixedSplit:
 
 def _with_languages(rows: Dataset, name: str, languages: list[str]) -> Dataset:
     """Return rows with new clip ids, captions in the given languages, and the column `dataset`."""
-    light = without_audio(rows)
-    table = light.with_format("arrow")[:]
-    captions, texts = table["captions"].combine_chunks(), pa.list_(pa.string())
-    fields = []
-    for language in languages:
-        exists = captions.type.get_field_index(language) >= 0
-        field = pc.struct_field(captions, language) if exists else pa.nulls(len(rows), texts)
-        fields.append(pc.coalesce(field, pa.scalar([], texts)))
-
-    columns = {column: table[column] for column in table.column_names} | {
-        "clip_id": pc.binary_join_element_wise(name, table["clip_id"], "/"),
-        "captions": pa.StructArray.from_arrays(fields, names=languages),
-        "dataset": pa.array([name] * len(rows), pa.string()),
-    }
-    features = Features({**light.features, "dataset": Value("string")})
-    features["captions"] = {language: List(Value("string")) for language in languages}
-    renewed = Dataset(pa.table(columns).select(list(features)).cast(features.arrow_schema))
-    audio = [column for column in AUDIO_COLUMNS if column in rows.column_names]
-    return concatenate_datasets([renewed, rows.select_columns(audio)], axis=1) if audio else renewed
+    light, captions = without_audio(rows), []
+    for of_row in light["captions"][:]:
+        captions.append({language: of_row.get(language) or [] for language in languages})
+    ids = [f"{name}/{clip_id}" for clip_id in light["clip_id"][:]]
+    types = {"clip_id": Value("string"), "captions": text_lists(languages), "dataset": Value("string")}
+    return replace_columns(rows, dict(zip(types, (ids, captions, [name] * len(rows)), strict=True)), types)

@@ -1,15 +1,14 @@
 """Wrong captions of clips (hard negatives): a table of them, and its join with a dataset."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset
 
 from .parquet_files import parquet_writer, read_parquet
+from .schema import replace_columns, text_lists
 
 SCHEMA = pa.schema(
     [("clip_id", pa.string()), ("language", pa.string()), ("text", pa.string()), ("similarity", pa.float32())]
@@ -47,7 +46,6 @@ def add_negatives(rows: Dataset, path: str | Path) -> Dataset:
         raise ValueError(
             f"{path} has no clip of this dataset, such as {clip_ids[0]!r}; it has {next(iter(of_clip), '')!r}"
         )
-    kind = Features({language: List(Value("string")) for language in languages})
     empty: dict[str, list[str]] = {language: [] for language in languages}
-    column = pa.array([of_clip.get(clip_id, empty) for clip_id in clip_ids], kind.type)
-    return rows.add_column("negatives", column, feature=kind)
+    negatives = [of_clip.get(clip_id, empty) for clip_id in clip_ids]
+    return replace_columns(rows, {"negatives": negatives}, {"negatives": text_lists(languages)})

@@ -339,27 +339,25 @@ def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
 
     The manifest is written last, because it marks the dataset as complete.
     """
-    files = {}
-    for split, names in join_records(folder / _WORK, count).items():
-        files[split] = [folder / _WORK / "shards" / name for name in names]
-        reasons = [note.get("reason") for note in _read_notes(files[split])]
-        if reasons and all(reasons):
-            raise ValueError(f"all {len(reasons)} recordings of {split!r} are bad; the first: {reasons[0]}")
+    shards, records, notes = folder / _WORK / "shards", {}, {}
+    files = join_records(folder / _WORK, count)
+    for split, names in files.items():
+        records[split] = [read_json((shards / name).with_suffix(".json")) for name in names]
+        notes[split] = list(chain.from_iterable(record.pop("notes") for record in records[split]))
+        if notes[split] and all("reason" in note for note in notes[split]):
+            first = notes[split][0]["reason"]
+            raise ValueError(f"all {len(notes[split])} recordings of {split!r} are bad; the first: {first}")
 
     (folder / "data").mkdir(exist_ok=True)
-    records: dict[str, list[dict[str, Any]]] = {split: [] for split in files}
-    for split, paths in files.items():
-        for number, path in enumerate(paths):
-            record = _read_record(path)
-            del record["notes"]
-            record["file"] = f"data/{split}-{number:05d}-of-{len(paths):05d}.parquet"
-            if path.is_file():  # otherwise an earlier run has already moved the file
-                os.replace(path, folder / record["file"])
+    for split, of_split in records.items():
+        for number, (name, record) in enumerate(zip(files[split], of_split, strict=True)):
+            record["file"] = f"data/{split}-{number:05d}-of-{len(of_split):05d}.parquet"
+            if (shards / name).is_file():  # otherwise an earlier run has already moved the file
+                os.replace(shards / name, folder / record["file"])
             elif not (folder / record["file"]).is_file():
-                raise FileNotFoundError(f"{path} is missing; copy the files of all shards to one folder")
-            records[split].append(record)
+                raise FileNotFoundError(f"{shards / name} is missing; copy the files of all shards to one folder")
 
-    request, notes = source.request, {split: _read_notes(paths) for split, paths in files.items()}
+    request = source.request
     settings = {
         "dataset": getattr(source.builder, "origin", request.dataset),
         "options": dict(sorted(redact(request.options, from_anywhere=True).items())),
@@ -368,34 +366,18 @@ def _join(source: _Source, folder: Path, count: int) -> dict[str, Any]:
     }
     data_dir = request.options.get("data_dir")
     manifest = make_manifest(settings, source.types, notes, records, source.builder.report(), data_dir, folder)
-    all_paths = list(chain.from_iterable(files.values()))
     if request.storage == "reference":
-        manifest["audio_example"] = next(note["audio_path"] for note in _read_notes(all_paths) if "reason" not in note)
-        _save_root(source.root, folder)
+        usable = (note for note in chain.from_iterable(notes.values()) if "reason" not in note)
+        manifest["audio_example"] = next(usable)["audio_path"]
+        root, here = source.root or "", folder.resolve()
+        relative = relative_path(root, str(here)) if Path(root).drive == here.drive else ""
+        write_json(folder / ROOT_NOTE, {"absolute": root, "relative": relative}, one_writer=True)
     write_card(folder / "README.md", manifest)
     write_json(folder / MANIFEST, manifest, one_writer=True)
 
-    for path in all_paths:
-        path.with_suffix(".json").unlink()
+    for name in chain.from_iterable(files.values()):
+        (shards / name).with_suffix(".json").unlink()
     return manifest
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    """Read the record of a finished file (see `ShardWriter.write`)."""
-    return read_json(path.with_suffix(".json"))
-
-
-def _read_notes(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the notes of all rows in some finished files, of which one is in memory at a time."""
-    for path in paths:
-        yield from _read_record(path)["notes"]
-
-
-def _save_root(root: str | None, folder: Path) -> None:
-    """Save the folder of the recordings for `PreparedSet.audio_root`."""
-    same_drive = root is not None and Path(root).drive == folder.resolve().drive
-    relative = os.path.relpath(root, folder.resolve()) if same_drive and root else None
-    write_json(folder / ROOT_NOTE, {"absolute": root, "relative": relative}, one_writer=True)
 
 
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:

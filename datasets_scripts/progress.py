@@ -1,6 +1,6 @@
 """Progress of long jobs: a progress bar in a terminal, lines with the time left in a log file."""
 
-import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -55,19 +55,11 @@ def progress(
     # the mean rate since the start of the clock; the time is checked after each item, as lengths of items differ
     style: dict[str, Any] = {"unit": f" {unit}", "smoothing": 0, "miniters": 1}
     if sys.stderr.isatty():
-        if not _terminal_width():  # some pseudo-terminals have no width, and tqdm would print blank lines
-            style["ncols"] = 80
+        # some pseudo-terminals have no width, and tqdm would print blank lines
+        style["ncols"] = shutil.get_terminal_size().columns
         return Bar(items, description, total, initial=start, disable=quiet, **style)
 
     first = min(FIRST_LOG_SECONDS, LOG_SECONDS)
     style |= {"mininterval": first, "maxinterval": first, "delay": first}
     style |= {"bar_format": "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left", "leave": False}
     return LogLines(items, description, total, initial=start, disable=quiet, **style)
-
-
-def _terminal_width() -> int:
-    """Return the width of the terminal of standard error, 0 if it is unknown."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        return 80  # no real terminal; tqdm chooses

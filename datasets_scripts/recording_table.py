@@ -1,7 +1,5 @@
 """Rows of a table of recordings, read one part at a time."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -39,8 +37,6 @@ class RecordingTable(Sequence[dict[str, Any]]):
 
     def __init__(self, path: str | Path, path_column: str = "path", id_column: str | None = None) -> None:
         self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(f"the table {path} does not exist; pass a table with a column of paths")
         self._parquet: pq.ParquetFile | None = None
         if self.path.suffix.lower() == ".parquet":
             refuse_pointer(self.path.open("rb").read(100), str(path))

@@ -1,7 +1,5 @@
 """Read files and folders from any fsspec address, with retries, a timeout, and errors that contain the file name."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import logging

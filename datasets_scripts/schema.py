@@ -99,7 +99,7 @@ def features(
         {
             "clip_id": text,
             "audio_path": text,
-            "captions": {language: List(text) for language in languages},
+            "captions": text_lists(languages),
             "labels": List(text),
             "events": List({"label": text, "onset_seconds": seconds, "offset_seconds": seconds}),
             "source": text,
@@ -110,6 +110,15 @@ def features(
     )
 
 
+def text_lists(languages: Iterable[str]) -> dict[str, List]:
+    """Return the features of texts by language, such as captions.
+
+    >>> text_lists(["eng", "fra"])
+    {'eng': List(Value('string')), 'fra': List(Value('string'))}
+    """
+    return {language: List(Value("string")) for language in languages}
+
+
 def without_audio(rows: Any) -> Any:
     """Return a dataset without its audio columns, so that iterating over its rows does not load the audio.
 
@@ -117,6 +126,25 @@ def without_audio(rows: Any) -> Any:
     """
     columns = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
     return rows.remove_columns(columns) if columns else rows
+
+
+def replace_columns(rows: Dataset, columns: Mapping[str, Sequence[Any]], types: Mapping[str, Any]) -> Dataset:
+    """Add or replace columns of a dataset, `{name: values}` with feature types. No other column is copied.
+
+    To add a column to selected rows, `datasets` would copy them with their audio. Therefore add the column to the whole
+    table, with None in the other rows, and select the rows again.
+    """
+    whole = Dataset(rows.data, info=rows.info.copy(), split=rows.split, fingerprint=rows._fingerprint)
+    chosen = list(range(len(rows))) if rows._indices is None else rows._indices.column(0).to_pylist()
+    for name, values in columns.items():
+        of_row = dict(zip(chosen, values, strict=True))
+        whole = whole.remove_columns([name] if name in whole.column_names else [])
+        whole = whole.add_column(name, [of_row.get(row) for row in range(len(whole))], feature=types[name])
+    whole = whole.select_columns(list({**rows.features, **columns}))
+    form = rows.format
+    shown = [*form["columns"], *(columns.keys() - rows.features.keys())]
+    replaced = whole if rows._indices is None else whole.select(chosen)
+    return replaced.with_format(form["type"], shown, form["output_all_columns"], **form["format_kwargs"])
 
 
 def check_rows(rows: Any) -> None:

@@ -1,7 +1,5 @@
 """Rows of a prepared dataset with their audio, and the Parquet files that contain them."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,8 +13,8 @@ import pyarrow
 import soundfile
 
 from .atomic_files import file_sha256, read_json, write_json
-from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, naming, segment_of
-from .bad_audio import check_recording, map_in_order, measure_content, read_recording, source_of
+from .audio import WHOLE, BadAudioError, MissingDecoderError, Segment, naming, read_recording, segment_of
+from .bad_audio import check_recording, map_in_order, measure_content, source_of
 from .parquet_files import parquet_writer
 from .prepared import STORAGES
 from .schema import AUDIO_COLUMNS, CHANNEL, SEGMENT_COLUMNS

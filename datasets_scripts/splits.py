@@ -4,8 +4,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .atomic_files import file_sha256
@@ -82,20 +81,16 @@ def draw_splits(
     Each split has the given fraction of the groups, at least one. With `test_group`, the test split is the rows of this
     source instead, with all rows of their groups. Raises ValueError if there are too few groups, or no such source.
     """
+    tested: set[int] = set()
     if test_group is not None:
+        fractions = {**fractions, "test": 0.0}
         tested = {group for group, source in zip(groups, sources, strict=True) if source == test_group}
         if not tested:
             raise ValueError(f"test_group is {test_group!r}; the sources are {', '.join(sorted(set(sources))[:9])}")
-        others = [row for row, group in enumerate(groups) if group not in tested]
-        splits, fractions = ["test"] * len(groups), {**fractions, "test": 0.0}
-        kept = [sources[row] for row in others], [groups[row] for row in others]
-        for row, split in zip(others, draw_splits(*kept, fractions, seed), strict=True):
-            splits[row] = split
-        return splits
-
     names: dict[int, str] = {}  # the first source in alphabetical order, so that the order of rows has no effect
     for group, source in zip(groups, sources, strict=True):
-        names[group] = min(names.get(group, source), source)
+        if group not in tested:
+            names[group] = min(names.get(group, source), source)
     counts = {split: max(1, round(part * len(names))) for split, part in fractions.items() if part}
     num_train = len(names) - sum(counts.values())
     if num_train < 0 or (num_train == 0 and sum(fractions.values()) < 1):
@@ -104,35 +99,32 @@ def draw_splits(
             "or source_column, count as one); add a column split, or set validation_fraction=0 and test_fraction=0 or 1"
         )
     drawn = draw_sources(names.values(), counts, seed)
-    return [drawn[names[group]] for group in groups]
+    return ["test" if group in tested else drawn[names[group]] for group in groups]
 
 
-def warn_of_shared(
-    name: str, groups: Mapping[str, Sequence[int]], captions: Callable[[str], Iterable[Iterable[str]]]
-) -> None:
+def warn_of_shared(name: str, splits: Sequence[str], groups: Sequence[int], captions: Iterable[Iterable[str]]) -> None:
     """Log how many clips of validation and test share their group or a caption with earlier splits.
 
     Args:
         name: Name of the dataset.
-        groups: Group of each row by split, as from `connect`.
-        captions: Function from a split to all captions of each row.
+        splits: Split of each row.
+        groups: Group of each row, as from `connect`.
+        captions: All captions of each row.
     """
-    for split in SPLITS[1:]:
-        earlier = [other for other in SPLITS[: SPLITS.index(split)] if other in groups]
-        if split not in groups or not earlier:
-            continue
-        known = set(chain.from_iterable(groups[other] for other in earlier))
-        own = [set(texts) for texts in captions(split)]
-        wanted, found = set[str]().union(*own), set[str]()
-        for texts in chain.from_iterable(map(captions, earlier)):
-            found.update(wanted.intersection(texts))
-        counts = {
-            "a recording or a source": sum(group in known for group in groups[split]),
-            "a caption": sum(not found.isdisjoint(texts) for texts in own),
-        }
-        for kind, count in counts.items():
+    kinds: dict[str, list[set[Any]]] = {
+        "a recording or a source": [{group} for group in groups],
+        "a caption": list(map(set, captions)),
+    }
+    for kind, keys in kinds.items():
+        known: set[Any] = set()
+        earlier: list[str] = []
+        for split in filter(set(splits).__contains__, SPLITS):
+            of_split = [key for key, other in zip(keys, splits, strict=True) if other == split]
+            count = sum(not known.isdisjoint(key) for key in of_split)
             if count:
                 logger.warning(
                     "%s: %d of %d %s clips share %s with %s; the splits are kept, but scores may be too high",
-                    name, count, len(own), split, kind, " or ".join(earlier),
+                    name, count, len(of_split), split, kind, " or ".join(earlier),
                 )  # fmt: skip
+            known.update(*of_split)
+            earlier.append(split)

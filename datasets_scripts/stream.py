@@ -87,13 +87,8 @@ class RowStream(IterableDataset[Row]):
     def content_hash(self) -> str:
         """Hash of the names and row groups of the files, and of the numbers of copies, without folders."""
         parts: list[Any] = [None if self._counts is None else self._counts.tolist()]
-        for group in self.row_groups:
-            names = []
-            # of a mixture
-            while isinstance(group.location, tuple) and isinstance(group.location[1], RowGroup):
-                name, group = group.location
-                names.append(name)
-            parts.append([*names, os.path.basename(group.path), str(group.location), group.rows])
+        if not hasattr(self._split, "streams"):  # the content of a mixture includes its row groups
+            parts += [[os.path.basename(group.path), str(group.location), group.rows] for group in self.row_groups]
         digest = hashlib.sha256(json.dumps([getattr(self._split, "content", ""), parts]).encode())
         return digest.hexdigest()
 

@@ -3,8 +3,6 @@
 Files that others wrote are indexed once: a table of their rows without the recordings is in the cache of `datasets`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -5,7 +5,6 @@ https://research.google.com/audioset. The audio must be downloaded separately, w
 `recordings.YOUTUBE_NAMINGS`.
 """
 
-from pathlib import Path
 from typing import ClassVar
 
 from .captions import caption_classes
@@ -27,13 +26,7 @@ class AudioSetConfig(FolderConfig):
         "test": ("eval_segments.csv",),
         "classes": (CLASSES,),
     }
-
-    def tables(self) -> dict[str, Path]:
-        """Return the tables by their keys in `TABLES`. Raise FileNotFoundError without class names or clips."""
-        tables = super().tables()
-        if "classes" not in tables or len(tables) < 2:
-            raise FileNotFoundError(f"{self.folder} has only {sorted(map(str, tables.values()))}; need {self.LAYOUT}")
-        return tables
+    REQUIRED = ("classes",)
 
 
 class AudioSet(RowBuilder):

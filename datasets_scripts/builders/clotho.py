@@ -13,8 +13,6 @@ from .metadata import read_csv
 PARTS = {"train": "development", "validation": "validation", "test": "evaluation"}
 """Dict from our split names to the Clotho split names."""
 
-_ORIGINS = {split: (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()}
-
 
 class ClothoConfig(FolderConfig):
     """Clotho configuration; `data_dir` must contain the caption tables. See `FolderConfig`."""
@@ -22,10 +20,7 @@ class ClothoConfig(FolderConfig):
     DATASET = "Clotho"
     LAYOUT = "the folder that holds clotho_captions_development.csv and the like"
     TABLES: ClassVar = {split: (f"clotho_captions_{part}.csv",) for split, part in PARTS.items()}
-
-    def metadata_files(self) -> list[Path]:
-        """Return the paths of the caption tables and of the existing metadata tables."""
-        return [*super().metadata_files(), *self.find(_ORIGINS).values()]
+    TABLES |= {f"{split}_origins": (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()}
 
 
 class Clotho(RowBuilder):
@@ -39,15 +34,12 @@ class Clotho(RowBuilder):
     NAMINGS = ("the file names of the caption tables, unchanged, with decoded HTML entities, or without punctuation",)
 
     def collect(self) -> Collection:
-        collection = Collection()
-        tables_of_origins = self.config.find(_ORIGINS)
-
-        for split, path in self.config.tables().items():
-            part, lines = PARTS[split], read_csv(path, ("file_name",))
+        collection, tables = Collection(), self.config.tables()
+        for split in filter(tables.__contains__, PARTS):
+            part, lines = PARTS[split], read_csv(tables[split], ("file_name",))
             recordings = self.config.recordings.within(part, list(PARTS.values()))
             paths = recordings.matching([line.values["file_name"] for line in lines])
-            origins = read_origins(tables_of_origins[split]) if split in tables_of_origins else {}
-
+            origins = read_origins(tables[f"{split}_origins"]) if f"{split}_origins" in tables else {}
             for line in lines:
                 name, clip_id = line.values["file_name"], f"{part}/{line.values['file_name']}"
                 captions = [text for column, text in line.values.items() if column.startswith("caption")]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,6 +30,9 @@ from .recordings import Recordings, Segment, listing
 REPORT_NAME = "report.json"  # the saved `RowBuilder.report`, in the cache folder of the rows
 ENGLISH = LANGUAGES[0]
 _SHOWN_NAMES = 5  # missing or excluded clips to name in the log; more of them are counted
+_LEAST = {"limit": 1, "duration_seconds": 1, "sampling_rate_hz": 16000}
+_LEAST |= dict.fromkeys(("num_train", "num_validation", "num_test", "seed"), 0)
+"""Least values of the fields of all configs."""
 
 
 class Clip(NamedTuple):
@@ -99,18 +102,16 @@ class Collection:
         counts = Counter(clip.audio for clip in chain(*self.clips.values()))
         self._drop("one file for several clips", [counts[clip.audio] > 1 for clip in chain(*self.clips.values())])
 
-        groups = iter(group_clips(list(chain(*self.clips.values()))))
-        of_split = {split: list(islice(groups, len(clips))) for split, clips in self.clips.items()}
+        clips = list(chain(*self.clips.values()))
+        splits = list(chain(*([split] * len(of_split) for split, of_split in self.clips.items())))
+        groups = group_clips(clips)
         if keeps_splits:
-            warn_of_shared(
-                name, of_split, lambda split: (chain(*clip.captions.values()) for clip in self.clips[split])
-            )
+            warn_of_shared(name, splits, groups, (chain(*clip.captions.values()) for clip in clips))
             return
-        unwanted: list[bool] = []
-        for number, split in enumerate(SPLITS):
-            later = set(chain(*(of_split[other] for other in SPLITS[number + 1 :])))
-            unwanted += [group in later for group in of_split[split]]
-        self._drop("source in another split", unwanted)
+        last = dict(zip(groups, splits, strict=True))  # clips are in the order of the splits
+        self._drop(
+            "source in another split", [split != last[group] for split, group in zip(splits, groups, strict=True)]
+        )
 
     def _drop(self, reason: str, unwanted: Iterable[bool]) -> None:
         flags = iter(unwanted)
@@ -146,8 +147,10 @@ class RowConfig(datasets.BuilderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_languages()
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit is {self.limit}; expected at least 1, or None for all clips")
+        for name, least in _LEAST.items():
+            value = getattr(self, name, None)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; expected at least {least}")
 
     def check_languages(self) -> None:
         """Check `languages` and convert it to a tuple; raise ValueError if the dataset does not support a language."""
@@ -175,6 +178,7 @@ class FolderConfig(RowConfig):
 
     LAYOUT: ClassVar[str] = "the folder that contains it"
     TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}  # key, such as a split -> possible file names
+    REQUIRED: ClassVar[Sequence[str]] = ()  # keys of tables without which the others cannot be read
     ENGLISH_ONLY: ClassVar[bool] = True
     has_segments: ClassVar[Any] = False  # whether rows may be parts of recordings
 
@@ -186,9 +190,6 @@ class FolderConfig(RowConfig):
         super().__post_init__()
         if self.data_dir is None:
             raise ValueError(f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files")
-        for name in ("num_test", "num_validation"):  # of the datasets that `draw_sources` splits
-            if getattr(self, name, 0) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def check_languages(self) -> None:
         """Check `languages`. If the dataset has only English captions, `languages` must include English."""
@@ -235,10 +236,14 @@ class FolderConfig(RowConfig):
         return {key: path for key, path in paths.items() if path is not None}
 
     def tables(self) -> dict[str, Path]:
-        """Return the existing tables as `{key in TABLES: path}`; raise FileNotFoundError if all are missing."""
-        paths = self.find(self.TABLES)
-        if not paths:
-            missing = ", ".join(names[0] for names in self.TABLES.values())
+        """Return the existing tables as `{key in TABLES: path}`."""
+        return self.require(self.TABLES, self.REQUIRED)
+
+    def require(self, names: Mapping[str, Sequence[str]], required: Iterable[str] = ()) -> dict[str, Path]:
+        """Find metadata files (see `find`). Raise FileNotFoundError without a `required` one, or without others."""
+        paths = self.find(names)
+        if not paths.keys() >= set(required) or paths.keys() == set(required) != names.keys():
+            missing = ", ".join(of_key[0] for key, of_key in names.items() if key not in paths)
             raise FileNotFoundError(f"{self.folder} lacks {missing}; set data_dir to {self.LAYOUT}")
         return paths
 

@@ -6,7 +6,6 @@
 
 import hashlib
 import io
-import logging
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,6 @@ from ..remote_files import local_folder, refuse_pointer
 from ..schema import CHANNEL, FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
 from ..splits import SPLITS, connect, draw_splits, warn_of_shared
 from .columns import ColumnOptions, Columns, language_code, merge_captions, warn_once
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -61,6 +58,7 @@ class HubDatasetConfig(ColumnOptions):
 
 
 _RECORDINGS: tuple[Any, ...] = (datasets.Audio, datasets.Video)
+_TEXTS = ("string", "large_string", "string_view")
 EXTRA_COLUMNS = {"split": datasets.Value("string"), "recording": datasets.Value("string")}
 """Columns of rows before the splits are final: the split in a column of the dataset, and a key that equal recordings
 share. Both are "" if unknown."""
@@ -159,18 +157,13 @@ def finish_splits(
         for split in dict.fromkeys(drawn):
             splits[split] = rows.select([number for number, other in enumerate(drawn) if other == split])
 
-    sizes = {split: len(rows) for split, rows in splits.items()}
-    sources, keys = [], []
-    for rows in splits.values():
+    names, sources, keys, captions = [], [], [], []
+    for split, rows in splits.items():
+        names += [split] * len(rows)
         sources += [None if source.startswith(FILE_SOURCE) else source for source in rows["source"]]
         keys += [key or None for key in rows["recording"]]
-    groups = iter(connect(sources, keys))
-
-    def captions(split: str) -> Iterator[Iterable[str]]:
-        for row in splits[split].select_columns("captions"):
-            yield chain(*row["captions"].values())
-
-    warn_of_shared(name, {split: list(islice(groups, size)) for split, size in sizes.items()}, captions)
+        captions.append(rows.select_columns("captions"))
+    warn_of_shared(name, names, connect(sources, keys), (chain(*row["captions"].values()) for row in chain(*captions)))
     return {split: rows.remove_columns(list(EXTRA_COLUMNS)) for split, rows in splits.items()}
 
 
@@ -245,39 +238,34 @@ class HubDataset:
         described = columns.describe(table, pc.struct_field(stored, "path").to_pylist(), split)
         columns.warn_of_placeholders(f"{self.origin}, {split}")
 
-        # Merge rows with the same recording: add their captions and labels to the first such row, without repeats.
-        languages = list(columns.found)
+        languages, types, usable = list(columns.found), columns.features, []
         recordings: dict[Hashable, list[int]] = {}
         for index, (key, row) in enumerate(zip(keys, described, strict=True)):
+            row |= {"clip_id": f"{split}-{index:06d}", "recording": str(key)}
             recordings.setdefault((key, *(row[name] for name in SEGMENT_COLUMNS)), []).append(index)
+
+        # Merge rows with the same recording: add their captions and labels to the first such row, without repeats.
+        is_null = pc.is_null(stored).to_pylist()
         for first, *others in recordings.values():
+            row, merged = described[first], [described[index] for index in (first, *others)]
             if others:
-                merged = [described[index] for index in (first, *others)]
-                merged[0]["captions"] = merge_captions([row["captions"] for row in merged], languages)
-                merged[0]["labels"] = list(dict.fromkeys(chain(*(row["labels"] for row in merged))))
-        if len(recordings) < len(described):
-            logger.info("%s: merged %d rows to one per recording, %d rows", split, len(described), len(recordings))
+                row["captions"] = merge_captions([each["captions"] for each in merged], languages)
+                row["labels"] = list(dict.fromkeys(chain(*(each["labels"] for each in merged))))
+            if is_null[first]:
+                self._missing.append(row["clip_id"])
+            elif any(row["captions"].values()):
+                usable.append(first)
+            else:
+                self._left_out.append(row["clip_id"])
 
         rows = []
-        for index, (row, key) in enumerate(zip(described, keys, strict=True)):
-            named = name_row({**row, "clip_id": f"{split}-{index:06d}", "recording": str(key)}, languages)
-            rows.append({name: named[name] for name in columns.features})
+        for row in described:
+            named = name_row(row, languages)
+            rows.append({name: named[name] for name in types})
         # The feature of `Audio` would need FFmpeg to store a path, but not to describe one that is stored.
         kind = datasets.Features({"audio": datasets.Audio(decode=False)})
         audio = datasets.Dataset(pyarrow.table({"audio": stored}).cast(kind.arrow_schema))
-        joined = datasets.concatenate_datasets(
-            [datasets.Dataset.from_list(rows, features=columns.features), audio], axis=1
-        )
-
-        usable: list[int] = []
-        is_null = pc.is_null(stored).to_pylist()
-        for index, *_ in recordings.values():
-            if is_null[index]:
-                self._missing.append(rows[index]["clip_id"])
-            elif any(rows[index]["captions"].values()):
-                usable.append(index)
-            else:
-                self._left_out.append(rows[index]["clip_id"])
+        joined = datasets.concatenate_datasets([datasets.Dataset.from_list(rows, features=types), audio], axis=1)
         return joined if len(usable) == len(rows) else joined.select(usable)
 
 
@@ -308,9 +296,9 @@ def as_stored_audio(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedA
     for chunk in column.chunks:
         chunk = getattr(chunk, "storage", chunk)
         fields: dict[str, Any] = {}
-        if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind):
+        if str(kind) in _TEXTS:
             fields["path"] = chunk
-        elif pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+        elif str(kind) in ("binary", "large_binary"):
             fields["bytes"] = chunk
         elif pyarrow.types.is_struct(kind):
             fields = {field.name: pc.struct_field(chunk, field.name) for field in kind}
@@ -332,7 +320,8 @@ def _encode(value: Mapping[str, Any] | None) -> bytes | None:
         return None
     content = io.BytesIO()
     samples = np.asarray(value["array"], np.float32)
-    samples = samples if samples.ndim == 1 else samples.T if len(samples) < samples.shape[1] else samples
+    if samples.ndim > 1 and len(samples) < samples.shape[1]:
+        samples = samples.T
     soundfile.write(content, samples, int(value["sampling_rate"]), format="WAV", subtype="FLOAT")
     return content.getvalue()
 
@@ -340,23 +329,17 @@ def _encode(value: Mapping[str, Any] | None) -> bytes | None:
 @contextmanager
 def _storing_audio_as_paths() -> Iterator[None]:
     """Let `datasets` store the paths of a folder of recordings without FFmpeg, which only decoding needs."""
-    encoders = {kind: kind.encode_example for kind in _RECORDINGS}
+    encoders = [kind.encode_example for kind in _RECORDINGS]
 
     def encode_example(self: Any, value: Any) -> Any:
-        if isinstance(value, (str, Path)):
-            return {"bytes": None, "path": str(value)}
-        if isinstance(value, bytes):
-            return {"bytes": value, "path": None}
-        if isinstance(value, dict) and not value.keys() & {"array"}:
-            return {"bytes": value.get("bytes"), "path": value.get("path")}
-        return encoders[type(self)](self, value)
+        return {"bytes": None, "path": value} if isinstance(value, str) else value
 
     for kind in _RECORDINGS:
         kind.encode_example = encode_example
     try:
         yield
     finally:
-        for kind, encode in encoders.items():
+        for kind, encode in zip(_RECORDINGS, encoders, strict=True):
             kind.encode_example = encode
 
 
@@ -379,7 +362,7 @@ def _item_type(kind: Any) -> Any:
 
 def _is_text(kind: Any) -> bool:
     item = _item_type(kind)
-    is_text = isinstance(item, datasets.Value) and item.dtype in ("string", "large_string", "string_view", "null")
+    is_text = isinstance(item, datasets.Value) and item.dtype in (*_TEXTS, "null")
     return is_text or isinstance(item, datasets.ClassLabel)
 
 

@@ -1,7 +1,5 @@
 """Create command-line options from the fields and the docstring of a dataclass."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

@@ -53,9 +53,6 @@ class Recordings:
 
     def __init__(self, folder: str | Path, files: Iterable[str] | None = None) -> None:
         self.folder = Path(folder).expanduser().resolve()
-        if not self.folder.is_dir():
-            raise FileNotFoundError(f"{self.folder} is not a folder; expected the folder with the audio")
-
         files = walk(self.folder) if files is None else files
         self.files = tuple(file for file in files if is_audio_name(file))
         self._names = frozenset(self.files)

@@ -25,7 +25,6 @@ from ..audio import read_audio, resample
 from ..schema import Event
 from ..splits import SPLITS, draw_sources
 from .captions import capitalize, label_phrases, read_phrases
-from .folder import Clip
 from .metadata import fingerprint, read_csv
 from .recordings import Recordings, stem_of
 from .synthetic import (
@@ -289,8 +288,8 @@ def split_recordings(folders: Sequence[str], seed: int) -> dict[str, dict[str, l
     for number, recordings in enumerate(map(Recordings, folders)):
         table = find_table(recordings)
         of_esc50, of_others = ("filename", "category", "fold"), ("file_name", "label", "speaker")
-        columns, required = (of_esc50, 3) if table.name == "esc50.csv" else (of_others, 2)
-        for line in read_csv(table, columns[:required]):
+        columns = of_esc50 if table.name == "esc50.csv" else of_others
+        for line in read_csv(table, columns[:2]):
             name, label, group = (line.values.get(column, "") for column in columns)
             path = recordings.at(name) or recordings.named([stem_of(name)])
             if path is None:
@@ -335,6 +334,7 @@ class ScenesConfig(SyntheticEventsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recordings = [self.recordings] if isinstance(self.recordings, str) else self.recordings
+        self.license = "unknown" if self.recordings else self.license
 
     @cached_property
     def audio_name(self) -> str:
@@ -350,21 +350,14 @@ class Scenes(SyntheticEvents):
     """Builder of the scenes with train, validation and test split."""
 
     BUILDER_CONFIG_CLASS = ScenesConfig
+    PREFIX = "scenes"
 
-    def make_clip(self, split: str, index: int) -> Clip:
-        config, events = self.config, []
+    def describe(self, split: str, index: int) -> tuple[dict[str, list[str]], list[Event]]:
+        rate_hz, events = self.config.sampling_rate_hz, []
         for event, start, period in self._placements(split, index):
             stop = min(start + event.repetitions * period, self._num_samples)
-            seconds = (start / config.sampling_rate_hz, stop / config.sampling_rate_hz)
-            events.append(Event(label=event.label, onset_seconds=seconds[0], offset_seconds=seconds[1]))
-        return Clip(
-            clip_id=f"scenes-{config.seed}-{split}-{index:05d}",
-            captions=self._captions(split, index),
-            source=f"scenes:{config.seed}:{split}:{index}",
-            license="unknown" if config.recordings else "CC0-1.0",
-            labels=sorted({event["label"] for event in events}),
-            events=events,
-        )
+            events.append(Event(label=event.label, onset_seconds=start / rate_hz, offset_seconds=stop / rate_hz))
+        return self._captions(split, index), events
 
     def render(self, split: str, index: int) -> np.ndarray:
         config = self.config

@@ -7,7 +7,7 @@ can match audio and captions only by the described properties.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -256,6 +256,7 @@ class SyntheticEventsConfig(RowConfig):
     """
 
     DATASET = "the synthetic dataset"
+    license = "CC0-1.0"
 
     num_train: int = 2560
     num_validation: int = 256
@@ -264,14 +265,6 @@ class SyntheticEventsConfig(RowConfig):
     duration_seconds: float = 2.0
     sampling_rate_hz: int = 16000
     audio_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least_values = {"duration_seconds": 1, "sampling_rate_hz": 16000}
-        least_values |= dict.fromkeys(("num_train", "num_validation", "num_test", "seed"), 0)
-        for name, least in least_values.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}")
 
     def fingerprints(self) -> dict[str, str]:
         """Return hashes of the code and of the audio settings for the cache key, `{name: hash}`."""
@@ -291,6 +284,7 @@ class SyntheticEvents(RowBuilder):
     """Builder of the synthetic dataset with train, validation and test split."""
 
     BUILDER_CONFIG_CLASS = SyntheticEventsConfig
+    PREFIX = "synthetic"  # of ids and sources
 
     @property
     def audio_folder(self) -> Path:
@@ -300,51 +294,44 @@ class SyntheticEvents(RowBuilder):
 
     def collect(self) -> Collection:
         """Return all clips with captions and events; the audio is rendered in `download_and_prepare`."""
-        collection = Collection()
-        for split in SPLITS:
-            for index in range(getattr(self.config, f"num_{split}")):
-                clip = self.make_clip(split, index)
-                collection.add(split, clip, clip.clip_id, self._audio_path(split, index))
+        config, collection = self.config, Collection()
+        for split, index, path in self._clips():
+            captions, events = self.describe(split, index)
+            labels = sorted({event["label"] for event in events})
+            clip_id = f"{self.PREFIX}-{config.seed}-{split}-{index:05d}"
+            source = f"{self.PREFIX}:{config.seed}:{split}:{index}"
+            collection.add(split, Clip(clip_id, captions, source, config.license, labels, events), clip_id, path)
         return collection
 
-    def make_clip(self, split: str, index: int) -> Clip:
-        """Return the captions, events and labels of a clip."""
-        config, description = self.config, describe(self.config.seed, split, index)
-        _, *times = self._clip(split, index, only_times=True)
-        event = Event(label=description.label, onset_seconds=times[0], offset_seconds=times[1])
+    def describe(self, split: str, index: int) -> tuple[dict[str, list[str]], list[Event]]:
+        """Return the captions and the events of a clip."""
+        description = describe(self.config.seed, split, index)
+        onset, offset = self._render(split, index, only_times=True)[1:]
         phrases = read_phrases("synthetic")[description.label]
-        return Clip(
-            clip_id=f"synthetic-{config.seed}-{split}-{index:05d}",
-            captions=render_captions(phrases, config.languages, f"sound_at_{description.position}"),
-            source=f"synthetic:{config.seed}:{split}:{index}",
-            license="CC0-1.0",
-            labels=[description.label],
-            events=[event],
-        )
+        captions = render_captions(phrases, self.config.languages, f"sound_at_{description.position}")
+        return captions, [Event(label=description.label, onset_seconds=onset, offset_seconds=offset)]
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
         """Prepare the rows (see `RowBuilder.download_and_prepare`), and render missing audio files."""
         super().download_and_prepare(*args, **kwargs)
-        config = self.config
         self.audio_folder.mkdir(parents=True, exist_ok=True)
-
-        for split in SPLITS:
-            for index in range(getattr(config, f"num_{split}"))[: config.limit]:
-                path = self._audio_path(split, index)
-                if path.exists():
-                    continue
-
+        for split, index, path in self._clips():
+            if (self.config.limit is None or index < self.config.limit) and not path.exists():
                 with atomic_write(path) as unfinished:  # other processes never read a partial file
                     samples = self.render(split, index)
-                    soundfile.write(unfinished, samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
+                    soundfile.write(unfinished, samples, self.config.sampling_rate_hz, format="WAV", subtype="PCM_16")
 
     def render(self, split: str, index: int) -> np.ndarray:
         """Render a clip; the same arguments produce the same samples."""
-        return self._clip(split, index).samples
+        return self._render(split, index).samples
 
-    def _clip(self, split: str, index: int, **options: bool) -> RenderedClip:
+    def _render(self, split: str, index: int, **options: bool) -> RenderedClip:
         config = self.config
         return render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz, **options)
 
-    def _audio_path(self, split: str, index: int) -> Path:
-        return self.audio_folder / f"{split}-{index:05d}.wav"
+    def _clips(self) -> Iterator[tuple[str, int, Path]]:
+        """Yield the split, the index and the audio file of each clip."""
+        folder = self.audio_folder
+        for split in SPLITS:
+            for index in range(getattr(self.config, f"num_{split}")):
+                yield split, index, folder / f"{split}-{index:05d}.wav"

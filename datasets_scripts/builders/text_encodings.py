@@ -41,18 +41,18 @@ def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",),
     Raises ValueError if the text is not valid in `encoding`, or if its encoding is not certain.
     """
     refuse_pointer(content, where)
+    if encoding is None and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"  # "Unicode text" of spreadsheets
     try:
         if encoding is not None:
             return content.decode(encoding).removeprefix("\ufeff")
-        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # "Unicode text" of spreadsheets
-            return content.decode("utf-16")
         if b"\0" in content:
             raise ValueError(f"{where} contains zero bytes and is not text; save it as UTF-8, or set encoding")
         return content.decode("utf-8-sig")
     except LookupError as error:
         raise ValueError(f"encoding is {encoding!r}, which is unknown; expected a name such as 'cp1252'") from error
     except UnicodeDecodeError as error:
-        if encoding is not None or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if encoding is not None:
             raise ValueError(f"{where} is not {error.encoding}: {error.reason} at byte {error.start}") from error
 
     texts: dict[str, str] = {}  # plausible text -> encoding

@@ -73,13 +73,7 @@ class WavCapsConfig(FolderConfig):
 
     def tables(self) -> dict[str, Path]:
         """Return `{collection: path of its JSON file}`; raise FileNotFoundError if a selected file is missing."""
-        names = {part: (PARTS[part].table,) for part in self.parts or PARTS}
-        tables = self.find(names)
-
-        if not tables or (self.parts and len(tables) < len(names)):
-            lacking = [PARTS[part].table for part in names if part not in tables]
-            raise FileNotFoundError(f"{self.folder} lacks {', '.join(lacking)}; set data_dir to {self.LAYOUT}")
-        return tables
+        return self.require({part: (PARTS[part].table,) for part in self.parts or PARTS}, self.parts or ())
 
     def blacklist_files(self) -> list[Path]:
         """Return the paths of the blacklists, or an empty list if they do not contain the selected collections."""

@@ -79,8 +79,7 @@ def compare(
     if first == second:
         raise ValueError(f"both sets are {first}; to compare splits of one set, pass {first}:train {first}:test")
 
-    loaded = {name: _load(name, cache_dir) for name in (first, second)}
-    sets = [_fingerprint_all(name, splits, workers, quiet) for name, splits in loaded.items()]
+    sets = [_fingerprint_all(name, cache_dir, workers, quiet) for name in (first, second)]
     by_source: dict[str, list[list[Clip]]] = defaultdict(lambda: [[], []])
     for side, of_set in enumerate(sets):
         for clip in of_set.clips:
@@ -88,11 +87,9 @@ def compare(
                 by_source[clip["source"]][side].append(clip)
     shared = {source: of_both for source, of_both in sorted(by_source.items()) if all(of_both)}
 
-    copies: list[dict[str, Any]] = []
-    for matches in _search(sets[0], sets[1], quiet):
-        copies += [pair for _, pair in matches]
+    copies = [pair for _, _, pair in _search(sets[0], sets[1], quiet)]
     copies.sort(key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
-    return _report(loaded, sets, copies, shared)
+    return _report(sets, copies, shared)
 
 
 def find_copies(name: str, workers: int = 1, cache_dir: str | None = None, quiet: bool = True) -> dict[str, Any]:
@@ -103,37 +100,27 @@ def find_copies(name: str, workers: int = 1, cache_dir: str | None = None, quiet
 
     Raises FileNotFoundError for a missing set or a folder without recordings, and ValueError for an unknown split.
     """
-    splits = _load(name, cache_dir)
-    loaded = {name: splits}
-    copies: list[dict[str, Any]] = []
-    if _FILES in splits:
-        rows = splits[_FILES]
-        originals = _first_equal_files(rows["audio_path"])
-        named = [_clip(_FILES, row) for row in rows]
-        for copy, original in originals.items():
-            copies.append({"first": named[original], "second": named[copy], "same_file": True, **_NO_MATCH})
-        splits = {_FILES: rows.select([number for number in range(len(rows)) if number not in originals])}
-
-    of_set = _fingerprint_all(name, splits, workers, quiet)
-    for number, matches in enumerate(_search(of_set, of_set, quiet)):
-        earlier = [pair for other, pair in matches if other < number]
-        if earlier:  # the best one
-            copies.append({**earlier[0], "same_file": False})
-    copies.sort(key=lambda pair: (pair["first"]["clip_id"], pair["second"]["clip_id"]))
-    return _report(loaded, [of_set], copies, {})
+    of_set = _fingerprint_all(name, cache_dir, workers, quiet)
+    copies: dict[int, dict[str, Any]] = {}
+    for number, other, pair in _search(of_set, of_set, quiet):
+        if other < number:  # the first of these matches is the best
+            copies.setdefault(number, {**pair, "same_file": False})
+    for number, original in of_set.originals.items():
+        pair = {"first": of_set.clips[original], "second": of_set.clips[number]}
+        copies[number] = {**pair, "same_file": True, **_NO_MATCH}
+    ordered = sorted(copies.values(), key=lambda pair: (pair["first"]["clip_id"], pair["second"]["clip_id"]))
+    return _report([of_set], ordered, {})
 
 
 def _report(
-    loaded: Mapping[str, Mapping[str, datasets.Dataset]],
-    sets: Sequence[_Fingerprints],
-    copies: Sequence[dict[str, Any]],
-    shared_sources: Mapping[str, Any],
+    sets: Sequence[_Fingerprints], copies: Sequence[dict[str, Any]], shared_sources: Mapping[str, Any]
 ) -> dict[str, Any]:
     not_compared = []
-    for clips, computed in sets:
-        not_compared.append([clip for clip, found in zip(clips, computed, strict=True) if found is None])
+    for of_set in sets:
+        numbers = [number for number, each in enumerate(of_set.prints) if each is None]
+        not_compared.append([of_set.clips[number] for number in numbers if number not in of_set.originals])
     return {
-        "sets": [{"name": name, "clips": sum(map(len, splits.values()))} for name, splits in loaded.items()],
+        "sets": [{"name": of_set.name, "clips": len(of_set.clips)} for of_set in sets],
         "threshold": THRESHOLD,
         "shared_sources": shared_sources,
         "copies": copies,
@@ -250,35 +237,35 @@ def _list_files(folder: str) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"clip_id": names, "source": sources, "audio_path": paths})
 
 
-def _first_equal_files(paths: Sequence[str]) -> dict[int, int]:
-    """Return the index of the first file with the same bytes for each later one."""
-    first: dict[str, int] = {}
-    copies = {}
-    for number, key in enumerate(hash_copies(paths)):
-        if key is not None and first.setdefault(key, number) != number:
-            copies[number] = first[key]
-    return copies
-
-
 class _Fingerprints(NamedTuple):
-    """Clips of all splits of a set, and the fingerprint of each, or None."""
+    """Clips of all splits of a set, and the fingerprint of each, or None.
 
+    In a folder, later files with equal bytes have none. `originals` is the number of the first one for each of them.
+    """
+
+    name: str
     clips: list[Clip]
     prints: list[Any]
+    originals: dict[int, int]
 
 
-def _fingerprint_all(name: str, splits: Mapping[str, datasets.Dataset], workers: int, quiet: bool) -> _Fingerprints:
-    of_set = _Fingerprints([], [])
-    for split, rows in splits.items():
-        of_set.clips.extend(_clip(split, row) for row in without_audio(rows))
+def _fingerprint_all(name: str, cache_dir: str | None, workers: int, quiet: bool) -> _Fingerprints:
+    of_set = _Fingerprints(name, [], [], {})
+    for split, rows in _load(name, cache_dir).items():
+        for row in without_audio(rows):
+            of_set.clips.append({"split": split, "clip_id": row["clip_id"], "source": row["source"]})
+        if split == _FILES:
+            first: dict[str, int] = {}
+            for number, key in enumerate(hash_copies(rows["audio_path"])):
+                if key is not None and first.setdefault(key, number) != number:
+                    of_set.originals[number] = first[key]
         needed = rows.select_columns([name for name in rows.column_names if name in _NEEDED])
+        needed = needed.select([number for number in range(len(rows)) if number not in of_set.originals])
         computed = map_in_order(_fingerprint, needed, workers)
-        of_set.prints.extend(progress(computed, f"{name} {split}".rstrip(), len(rows), "clips", quiet))
+        of_set.prints.extend(progress(computed, f"{name} {split}".rstrip(), len(needed), "clips", quiet))
+    for number in sorted(of_set.originals):
+        of_set.prints.insert(number, None)
     return of_set
-
-
-def _clip(split: str, row: Mapping[str, Any]) -> Clip:
-    return {"split": split, "clip_id": row["clip_id"], "source": row["source"]}
 
 
 def _fingerprint(row: Mapping[str, Any]) -> Any:
@@ -290,18 +277,15 @@ def _fingerprint(row: Mapping[str, Any]) -> Any:
         return None
 
 
-def _search(first: _Fingerprints, second: _Fingerprints, quiet: bool) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    """Yield the matches of each clip in `second`, best first: the number of the clip in `first`, and the pair."""
+def _search(first: _Fingerprints, second: _Fingerprints, quiet: bool) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield the matches of each clip in `second`, best first: its number, that of the other clip, and the pair."""
     index = FingerprintIndex(first.prints)
-    queries = progress(second.prints, "comparing", len(second.prints), "clips", quiet)
-    for query, clip in zip(queries, second.clips, strict=True):
-        matches = []
+    for number, query in enumerate(progress(second.prints, "comparing", len(second.prints), "clips", quiet)):
         for match in index.search(query) if query is not None else ():
-            other = first.clips[match.clip]
+            other, clip = first.clips[match.clip], second.clips[number]
             pair = {"first": other, "second": clip, "same_source": other["source"] == clip["source"]}
             numbers = {name: round(value, 4) for name, value in match._asdict().items() if name != "clip"}
-            matches.append((match.clip, pair | numbers))
-        yield matches
+            yield number, match.clip, pair | numbers
 
 
 def _names(clips: Sequence[Clip]) -> str:

@@ -11,8 +11,6 @@ contain mostly coding noise. Before the analysis, faint noise is added, differen
 digital silence would have the same words in all clips.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

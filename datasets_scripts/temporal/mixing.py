@@ -34,30 +34,46 @@ class RenderOptions:
 def compose(
     role: str, waveforms: Sequence[np.ndarray], sampling_rate_hz: int, options: RenderOptions | None = None
 ) -> np.ndarray:
-    """Return a single waveform, or combine two in sequence or overlaid, depending on `role`.
+    """Return a single waveform, join two in sequence, `a_i + a_j`, or overlay them, `a_i ^ a_j`, depending on `role`.
+
+    Overlaid clips start together; the result is as long as the longer clip, and their order does not matter. If the
+    loudness is matched, both clips are scaled to the geometric mean of their `active_rms`, and ValueError is raised if
+    one is silent. The paper does not state whether it matches the loudness.
 
     Args:
         role: One of `ROLES`, or "concatenated". "single" returns the only waveform. "overlaid" overlays two waveforms.
             All other roles join two waveforms in sequence.
         waveforms: One waveform for "single", otherwise two in the order of playback.
 
-    Raises ValueError if the role or the number of waveforms is wrong, or if `concatenate` or `overlay` does.
+    Raises ValueError if the role, the number of waveforms or a waveform is wrong.
 
     >>> compose("reversed", [np.array([0.5]), np.array([0.25])], sampling_rate_hz=1).tolist()
     [0.5, 0.25]
+    >>> compose("overlaid", [np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2])], sampling_rate_hz=50).round(3)
+    array([0.4, 0. , 0.2], dtype=float32)
     """
     if role not in (*ROLES, "concatenated"):
         raise ValueError(f"unknown role {role!r}; the roles are {', '.join(ROLES)} and concatenated")
     if len(waveforms) != (1 if role == "single" else 2):
         raise ValueError(f"got {len(waveforms)} waveforms for {role!r}; 'single' takes one, the others take two")
 
-    if role == "single":
-        return _limit(_check_clip(waveforms[0], sampling_rate_hz).copy())
-    first, second = waveforms
+    clips = [_check_clip(waveform, sampling_rate_hz) for waveform in waveforms]
     options = options or RenderOptions()
+    is_matched = options.match_overlay_loudness if role == "overlaid" else options.match_loudness
+    if is_matched and role != "single":
+        level, other = (active_rms(clip, sampling_rate_hz) for clip in clips)
+        if level == 0 or other == 0:
+            raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; matching requires non-silent clips")
+        gains = math.sqrt(other / level), math.sqrt(level / other)
+        clips = [clip * np.float32(gain) for clip, gain in zip(clips, gains, strict=True)]
     if role == "overlaid":
-        return overlay(first, second, sampling_rate_hz, options.match_overlay_loudness)
-    return concatenate(first, second, sampling_rate_hz, options.match_loudness)
+        shorter, longer = sorted(clips, key=len)
+        mixed = longer.copy()
+        mixed[: len(shorter)] += shorter
+    else:
+        mixed = np.concatenate(clips)
+    peak = np.abs(mixed).max()
+    return mixed * (PEAK / peak) if peak > PEAK else mixed
 
 
 def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
@@ -85,41 +101,6 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     return math.sqrt(energies[is_active].sum() / lengths[is_active].sum())
 
 
-def concatenate(
-    first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, match_loudness: bool = False
-) -> np.ndarray:
-    """Join two clips in sequence, `a_i + a_j` (TeminAL section 3.1).
-
-    If `match_loudness` is set, the clips are scaled as in `overlay`, and ValueError is raised if a clip is silent.
-
-    >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), 1).tolist()
-    [0.5, 0.5, 0.25]
-    """
-    first, second = _check_clip(first, sampling_rate_hz), _check_clip(second, sampling_rate_hz)
-    gains = _equal_gains(first, second, sampling_rate_hz) if match_loudness else (1.0, 1.0)
-    return _limit(np.concatenate([first * np.float32(gains[0]), second * np.float32(gains[1])]))
-
-
-def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, match_loudness: bool = True) -> np.ndarray:
-    """Overlay two clips, `a_i ^ a_j` (TeminAL section 3.1).
-
-    Both clips start together. The result is as long as the longer clip. The order of the clips does not matter. If
-    `match_loudness` is set, the clips are scaled to the geometric mean of their `active_rms`. ValueError is then raised
-    if a clip is silent. The paper does not state whether it matches the loudness.
-
-    >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
-    array([0.4, 0. , 0.2], dtype=float32)
-    """
-    first, second = _check_clip(first, sampling_rate_hz), _check_clip(second, sampling_rate_hz)
-    gains = _equal_gains(first, second, sampling_rate_hz) if match_loudness else (1.0, 1.0)
-
-    parts = sorted(zip((first, second), gains, strict=True), key=lambda part: part[0].size, reverse=True)
-    (longer, gain), (shorter, other_gain) = parts
-    mixed = longer * np.float32(gain)
-    mixed[: shorter.size] += shorter * np.float32(other_gain)
-    return _limit(mixed)
-
-
 def _check_clip(waveform: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
     """Check a waveform and its sampling rate, and return the waveform in float32."""
     waveform = np.asarray(waveform)
@@ -133,19 +114,3 @@ def _check_clip(waveform: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
     if not sampling_rate_hz > 0:
         raise ValueError(f"sampling_rate_hz is {sampling_rate_hz}; give a positive number")
     return waveform.astype(np.float32, copy=False)
-
-
-def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> tuple[float, float]:
-    """Return two gains that scale both clips to the geometric mean of their levels."""
-    level, other = active_rms(first, sampling_rate_hz), active_rms(second, sampling_rate_hz)
-    if level == 0 or other == 0:
-        raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; matching requires two non-silent clips")
-    return math.sqrt(other / level), math.sqrt(level / other)
-
-
-def _limit(waveform: np.ndarray) -> np.ndarray:
-    """Scale a waveform down, in place, if its peak exceeds `PEAK`."""
-    peak = max(waveform.max(), -waveform.min())
-    if peak > PEAK:
-        waveform *= PEAK / peak
-    return waveform

@@ -1,7 +1,5 @@
 """Machine translation with an OpenAI-compatible endpoint, several texts per request."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -141,17 +139,13 @@ def read_answer(body: bytes, count: int) -> list[str]:
         choice = json.loads(body)["choices"][0]
         content = str(choice["message"]["content"]).rpartition("</think>")[2]  # skip a reasoning trace
         answer = json.loads(content[content.index("{") : content.rindex("}") + 1])
-    except (ValueError, LookupError, TypeError) as error:
+        texts = [answer.pop(str(number)) for number in range(1, count + 1)]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UnusableAnswer(f"{type(error).__name__} in {body[:200]!r}") from error
 
     if choice.get("finish_reason") == "length":
         raise UnusableAnswer(f"the answer was truncated after {len(content)} characters")
 
-    numbers = [str(number) for number in range(1, count + 1)]
-    if sorted(answer) != sorted(numbers):
-        raise UnusableAnswer(f"{count} texts were sent, the answer has the numbers {sorted(answer)}")
-    texts = list(map(answer.get, numbers))
-    for text in texts:
-        if not isinstance(text, str) or not text.strip():
-            raise UnusableAnswer(f"the answer has blank values or values that are not text: {texts}")
+    if answer or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise UnusableAnswer(f"the answer to {count} texts has blank values, or others than texts: {texts} {answer}")
     return texts

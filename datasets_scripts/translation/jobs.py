@@ -1,7 +1,5 @@
 """Translate many texts in batches. Each distinct text is translated once, and interrupted jobs can be resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

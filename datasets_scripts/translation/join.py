@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 from unicodedata import normalize
 
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, List, Value
+from datasets import Dataset, DatasetDict, Features
 
 from ..builders.recordings import listing
+from ..schema import replace_columns, text_lists
 from ..stream import RowStream
 from .table import Paths, languages_of, read_translations, source_hash
 
@@ -179,7 +180,8 @@ class _Join:
         _report(errors, gaps, self.strict)
         joined = {}
         for name, split in splits.items():
-            joined[name] = self._with_captions(split, captions_of[name])
+            types = {"captions": self.features(split.features)["captions"]}
+            joined[name] = replace_columns(split, {"captions": captions_of[name]}, types)
         return joined
 
     def row(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -192,25 +194,4 @@ class _Join:
 
     def features(self, features: Features) -> Features:
         """Return the dataset schema `features`, with the new languages added to its captions."""
-        joined = dict.fromkeys(self.languages, List(Value("string")))
-        return Features({**features, "captions": {**features["captions"], **joined}})
-
-    def _with_captions(self, rows: Dataset, captions: list[Any]) -> Dataset:
-        """Replace the captions of a dataset, without changing any other column."""
-        feature = self.features(rows.features)["captions"]
-        chosen = None
-        if rows._indices is not None:
-            # To add a column to selected rows, `datasets` would copy them with their audio. Therefore add the column to
-            # the whole table, with None in the other rows, and select the rows again.
-            chosen = rows._indices.column(0).to_pylist()
-            of_row = dict(zip(chosen, captions, strict=True))
-            captions = [of_row.get(index) for index in range(len(rows.data))]
-
-        column = pa.array(captions, Features({"captions": feature}).arrow_schema.field("captions").type)
-        whole = Dataset(rows.data, info=rows.info.copy(), split=rows.split, fingerprint=rows._fingerprint)
-        joined = whole.remove_columns("captions").add_column("captions", column, feature=feature)
-        joined = joined.select_columns(list(rows.features))
-        joined = joined if chosen is None else joined.select(chosen)
-
-        form = rows.format
-        return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
+        return Features({**features, "captions": {**features["captions"], **text_lists(self.languages)}})

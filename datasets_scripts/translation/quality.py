@@ -1,7 +1,5 @@
 """Report translation quality: counts, and the similarity between captions and their back-translations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

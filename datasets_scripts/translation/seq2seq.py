@@ -1,7 +1,5 @@
 """Translator interface, and machine translation with any transformers seq2seq model."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping, Sequence

@@ -83,8 +83,6 @@ def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> 
 
 
 def _read_file(path: Path) -> pa.Table:
-    if not path.is_file():
-        raise FileNotFoundError(f"translations file {path} does not exist")
     table = read_parquet(path)
     missing = sorted({*KEY, "text"} - set(table.column_names))
     if missing:

@@ -15,7 +15,7 @@ from modeling_supclap.datasets_scripts.audio import (
     MissingDecoderError,
     header_seconds,
     read_audio,
-    read_int16,
+    read_recording,
     read_row,
     resample,
     to_int16,
@@ -353,12 +353,11 @@ def test_int16_is_as_exact_as_it_can_be():
 def test_a_recording_read_in_parts_is_the_one_read_whole(tmp_path, monkeypatch, from_hz, to_hz):
     path = tmp_path / "noise.wav"
     soundfile.write(path, 0.2 * np.random.default_rng(0).standard_normal(round(9.3 * from_hz)), from_hz, "FLOAT")
-    whole, is_sound = read_int16(str(path), "noise", to_hz)
+    whole = read_recording(str(path), "noise", to_hz)
     # 16 kHz as CED, for which it is prepared
     method = "sinc_interp_hann" if to_hz == 16_000 else "kaiser_best"
     np.testing.assert_array_equal(whole, to_int16(resample(*read_audio(str(path)), to_hz, method)))
     monkeypatch.setattr(decoders, "_BLOCK_FRAMES", 50_000)
-    parts, _ = read_int16(str(path), "noise", to_hz)
-    assert is_sound
+    parts = read_recording(str(path), "noise", to_hz)
     assert len(parts) == len(whole)
     assert np.abs(parts.astype(int) - whole).max() <= 1  # except for rounding

@@ -38,5 +38,13 @@ def test_a_bad_line_is_named(tmp_path):
 def test_the_class_names_are_required(tmp_path):
     audioset(tmp_path / "data")
     (tmp_path / "data" / "class_labels_indices.csv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"eval_segments\.csv.*class_labels_indices\.csv"):
+    with pytest.raises(FileNotFoundError, match=r"lacks class_labels_indices\.csv"):
+        load(tmp_path / "data")
+
+
+def test_a_table_of_clips_is_required(tmp_path):
+    audioset(tmp_path / "data")
+    for table in (tmp_path / "data").rglob("*_segments.csv"):
+        table.unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks balanced_train_segments\.csv, eval_segments\.csv;"):
         load(tmp_path / "data")

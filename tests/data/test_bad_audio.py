@@ -19,13 +19,12 @@ from memory import traced_peak
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts import audio, bad_audio, decoders
-from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_recording
 from modeling_supclap.datasets_scripts.bad_audio import (
     filter_bad_audio,
     find_bad_audio,
     map_in_order,
     measure_content,
-    read_recording,
     source_of,
 )
 from modeling_supclap.datasets_scripts.prepare import pack
@@ -218,10 +217,10 @@ def test_packing_a_long_recording_needs_little_more_than_its_stored_size(tmp_pat
 
 
 def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
-    def fail(content, name, rate_hz, segment):
+    def fail(content, name, segment):
         raise MemoryError("Unable to allocate 256 GiB")
 
-    monkeypatch.setattr(bad_audio, "read_int16", fail)
+    monkeypatch.setattr(audio, "open_recording", fail)
     with pytest.raises(BadAudioError, match=r"a\.flac.*MemoryError"):
         read_recording(b"fLaC", "a.flac", 16_000)
 

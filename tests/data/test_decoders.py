@@ -618,5 +618,6 @@ def test_a_part_of_a_recording_is_decoded_without_the_rest(form, monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 0x7F000008, 0x7FFFF000, 2**31, 2**32 - 4096])
 def test_a_size_near_a_power_of_two_is_none_for_files_of_any_length(size):
-    assert decoders._is_placeholder(size, 10**9)
-    assert not decoders._is_placeholder(3 * 10**9, 10**9)  # truncated
+    decoders._refuse_truncated("a", size, 10**9, "bytes")
+    with pytest.raises(BadAudioError, match="a is truncated"):
+        decoders._refuse_truncated("a", 3 * 10**9, 10**9, "bytes")

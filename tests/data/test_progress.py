@@ -1,5 +1,7 @@
 """Progress of long jobs: no log lines for short jobs, and one line per interval for long jobs."""
 
+import os
+
 import pytest
 
 from modeling_supclap.datasets_scripts import progress as module
@@ -53,7 +55,7 @@ def test_a_log_has_a_first_line_early_and_then_fewer(capsys, monkeypatch):
 
 def test_a_terminal_without_a_width_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(module, "_terminal_width", lambda: 0)
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((0, 0)))
     list(progress(range(3), "reading", 3, "clips"))
     assert "reading: 100%" in capsys.readouterr().err
 

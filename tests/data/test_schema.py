@@ -16,6 +16,7 @@ from modeling_supclap.datasets_scripts.schema import (
     features,
     hash_rows,
     lacking_languages,
+    replace_columns,
     require_captions,
     warn_of_shared_captions,
 )
@@ -30,6 +31,26 @@ ROW: Row = {
     "source": "freesound:100032",
     "license": "CC BY 3.0",
 }
+
+
+def test_new_columns_of_selected_rows_do_not_copy_their_audio():
+    def address(rows):
+        return rows.data.column("audio").chunk(0).field("bytes").buffers()[-1].address
+
+    audio = [{"bytes": content, "path": None} for content in (b"one", b"two", b"three")]
+    whole = datasets.Dataset.from_dict({"clip_id": ["a", "b", "c"], "audio": audio}).with_format("numpy", ["clip_id"])
+    rows = whole.select([2, 0])
+    types = {"clip_id": datasets.Value("string"), "count": datasets.Value("int32")}
+    replaced = replace_columns(rows, {"clip_id": ["z", "y"], "count": [1, None]}, types)
+    assert address(replaced) == address(whole)
+    assert replaced.format["type"] == "numpy"
+    assert replaced.format["columns"] == ["clip_id", "count"]
+    assert replaced.with_format(None).to_list() == [
+        {"clip_id": "z", "audio": audio[2], "count": 1},
+        {"clip_id": "y", "audio": audio[0], "count": None},
+    ]
+    assert replaced.features["count"] == datasets.Value("int32")
+    assert list(replace_columns(whole, {"count": range(3)}, types)["count"]) == [0, 1, 2]
 
 
 def test_a_row_survives_arrow_unchanged():

@@ -49,11 +49,12 @@ def test_whole_groups_are_drawn():
 
 
 def test_what_splits_share_is_counted(caplog):
-    groups = {"train": [0, 1, 1], "validation": [2, 3], "test": [1, 2, 4]}
-    captions = {"train": [["a"], ["b", "c"], []], "validation": [["c"], ["d"]], "test": [["e", "a"], ["d"], ["f"]]}
-    warn_of_shared("mine", groups, captions.__getitem__)
+    splits = ["train", "train", "train", "validation", "validation", "test", "test", "test"]
+    groups = [0, 1, 1, 2, 3, 1, 2, 4]
+    captions = [["a"], ["b", "c"], [], ["c"], ["d"], ["e", "a"], ["d"], ["f"]]
+    warn_of_shared("mine", splits, groups, captions)
     assert [message.partition(";")[0] for message in caplog.messages] == [
-        "mine: 1 of 2 validation clips share a caption with train",
         "mine: 2 of 3 test clips share a recording or a source with train or validation",
+        "mine: 1 of 2 validation clips share a caption with train",
         "mine: 2 of 3 test clips share a caption with train or validation",
     ]
