@@ -52,6 +52,7 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
         ("file:///home/ann/set", "set"),
         ('{"audio_dir": "/home/user/x", "k": ["~/y"]}', '{"audio_dir": "x", "k": ["y"]}'),
         ('[{"hf_token": "hf_x"}, 1]', "[{}, 1]"),
+        ('{"audio_dir": "/home/user/Geräusche"}', '{"audio_dir": "Geräusche"}'),
         ('{"depth":4}', '{"depth":4}'),
         ("[a dog barks", "[a dog barks"),
         ({"request_options": '{"headers": {"api-key": "x", "n": 1}}'}, {"request_options": '{"headers": {"n": 1}}'}),

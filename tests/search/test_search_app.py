@@ -279,6 +279,11 @@ def test_only_the_beginning_of_an_example_is_read(searcher, folder, tmp_path, mo
     shown = answer("", "eng", str(tmp_path / "long.wav"), 1)
     assert stops[0] == 5 * RATE
     assert 'class="file">a &lt;b&gt;' in shown  # the high tone, not the low one
+    for end, stop in ((22.0, 22.0), (29.0, 25.0)):
+        functions(searcher, folder)["find_similar"](
+            SimpleNamespace(file="a <b> & 'c'.wav", start=20.0, end=end), 1, "", None, None
+        )
+        assert stops[-1] == stop * RATE
 
 
 def test_files_of_killed_pages_are_deleted_by_the_next_one(searcher, folder, scratch):
