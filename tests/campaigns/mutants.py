@@ -52,7 +52,7 @@ CRASH = ("operator_assignment", "operator_arg_removal", "operator_lambda")  # No
 
 
 # Hooks of pytest: record seconds and lines by test; or run the chosen tests in their order.
-_seconds: Counter[str] = Counter()
+_seconds: defaultdict[str, float] = defaultdict(float)
 
 
 def _switch_context(name: str) -> None:
@@ -187,7 +187,8 @@ class Changes(cst.CSTVisitor):
         if self.get_metadata(PositionProvider, node).start.line == self.line and not is_prose:
             for kind, operator in OPERATORS:
                 if isinstance(node, kind) and operator.__name__ not in CRASH:
-                    for changed in operator(node):
+                    change: Any = operator  # takes the kind of node that it stands beside
+                    for changed in change(node):
                         self.changes[operator.__name__].append((node, changed))
         return True
 
@@ -217,7 +218,8 @@ def draw_faults(seed: int) -> Iterator[tuple[Path, range, str]]:
         found = Changes(line)
         tree.visit(found)
         if found.changes:
-            text = tree.module.deep_replace(*draw.choice(draw.choice(list(found.changes.values())))).code
+            changed: Any = tree.module.deep_replace(*draw.choice(draw.choice(list(found.changes.values()))))
+            text = changed.code
             try:
                 ast.parse(text)
             except SyntaxError:  # for example a generator without the call around it
