@@ -197,8 +197,12 @@ class Sound:
                         break
         if not done:
             raise BadAudioError(f"{self.label} is empty: it contains no samples")
-        if expected is not None:
-            _check_length(done, expected - self._slack, self.rate_hz, self.label)
+        num_missing = 0 if expected is None else expected - self._slack - done
+        if num_missing > 0:
+            problem = f"{done} of {done + num_missing} samples could be read"
+            if num_missing > _TOLERANCE_SECONDS * self.rate_hz:
+                raise BadAudioError(f"{self.label} is truncated: {problem}")
+            _note(self.label, problem)
 
 
 class Samples:
@@ -423,14 +427,6 @@ def _refuse_truncated(name: str, announced: int, actual: int, unit: str, slack: 
     if announced - actual > slack:
         raise BadAudioError(f"{name} is truncated: {problem}")
     _note(name, problem)
-
-
-def _check_length(done: int, expected: int, rate_hz: int, name: str) -> None:
-    """Raise BadAudioError if more than 0.1 s of the expected samples are missing, and note fewer missing samples."""
-    if expected - done > _TOLERANCE_SECONDS * rate_hz:
-        raise BadAudioError(f"{name} is truncated: {done} of {expected} samples could be read")
-    if expected > done:
-        _note(name, f"{done} of {expected} announced samples could be read")
 
 
 def _problem(error: Exception) -> str:

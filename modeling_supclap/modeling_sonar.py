@@ -20,6 +20,7 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
     SONAR does not use it, so `encoder_layerdrop` is set to 0.
 
     Example:
+        >>> import torch
         >>> config = M2M100Config(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2)
         >>> SonarTextModel(config)(torch.tensor([[5, 6, 2]])).pooler_output.shape
         torch.Size([1, 8])
