@@ -160,8 +160,10 @@ def test_a_few_samples_more_than_a_chunk_are_no_second_chunk(tmp_path, seconds, 
         np.testing.assert_allclose(parts.onset_seconds, onsets)
 
 
-@pytest.mark.parametrize(("seconds", "most_clips"), [(10, 32), (1, 256)])
-def test_seconds_of_sound_limit_the_clips_that_are_read_ahead(seconds, most_clips):
+@pytest.mark.parametrize(
+    ("rate_hz", "seconds", "most_clips"), [(16000, 10, 32), (16000, 2, 150), (16000, 0.5, 256), (48000, 2, 50)]
+)
+def test_samples_limit_the_clips_that_are_read_ahead(rate_hz, seconds, most_clips):
     """Long clips are read one batch ahead, short ones several batches, to sort them by length."""
     num_read, ahead = 0, []
 
@@ -174,8 +176,9 @@ def test_seconds_of_sound_limit_the_clips_that_are_read_ahead(seconds, most_clip
         ahead.append(num_read)
         return [[1.0] for _ in waveforms]
 
-    recordings = (Recording(read, None, f"clip {index}") for index in range(600))
-    assert len(list(encoding.chunk_embeddings(recordings, encode, 100, 1000))) == 600
+    recordings = (Recording(read, None, f"clip {index}") for index in range(300))
+    samples = round(10 * rate_hz)
+    assert len(list(encoding.chunk_embeddings(recordings, encode, rate_hz, samples))) == 300
     assert ahead[0] == most_clips
 
 
