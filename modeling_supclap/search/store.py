@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
@@ -376,7 +377,7 @@ def find_inside(folder: Path, name: str) -> Path:
 
     Raises FileNotFoundError if the path is outside of the folder, also after links.
     """
-    path = (folder / name).resolve()
+    path = Path(os.path.realpath(folder / name))  # Path.resolve raises RuntimeError for a loop of links
     if not path.is_relative_to(folder):
         raise FileNotFoundError(f"{name} is not in the folder {folder.name}; use an index of this folder")
     return path
