@@ -357,12 +357,13 @@ def language_code(key: str) -> str:
 def clean_text(cell: Any) -> str:
     """Return a cell as text in Unicode's composed form (NFC), without HTML entities and white space at its ends.
 
-    Missing values are "": None, and texts such as "nan" and "#N/A", which pandas and spreadsheets write.
+    Missing values are "": None, and texts such as "nan" and "#N/A", which pandas and spreadsheets write. Half of a
+    surrogate pair, such as a cut emoji in JSON, becomes U+FFFD, because no UTF-8 file can contain it.
 
-    >>> clean_text(" wind &amp; rain "), clean_text("NaN"), clean_text(7)
-    ('wind & rain', '', '7')
+    >>> clean_text(" wind &amp; rain "), clean_text("NaN"), clean_text(7), clean_text("rain \\ud83c")
+    ('wind & rain', '', '7', 'rain \ufffd')
     """
-    text = "" if cell is None else str(cell)
+    text = "" if cell is None else str(cell).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     text = re.sub(r"&(#\d+|#x[\da-f]+|[a-z]+);", lambda match: html.unescape(match[0]), text, flags=re.IGNORECASE)
     text = _EDGES.sub("", re.sub("<br ?/?>", " ", unicodedata.normalize("NFC", text)))
     return "" if text.casefold() in _PLACEHOLDERS else text

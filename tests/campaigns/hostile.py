@@ -141,13 +141,20 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[A
     table = folder / "table"
     table.mkdir()
     soundfile.write(table / "a.wav", 0.1 * np.ones(1600), 16000)
-    for name in (f"../{secret.name}", f"file://{secret}", f"{address}/a.wav", str(secret)):
+    # A table may contain absolute paths of recordings; an address names the recording beside the table.
+    for name, is_loaded in (
+        (str(secret), True),
+        (f"file://{secret}", True),
+        (f"{address}/a.wav", False),
+        (f"{address}/{secret.name}", None),
+        (f"../{secret.name}", None),
+    ):
         (table / "metadata.jsonl").write_text(json.dumps({"file_name": name, "caption": "rain"}) + "\n")
         cache = str(folder / "cache" / str(abs(hash(name))))
-        if name == str(secret):  # control: a table may contain absolute paths of recordings
-            assert _loads(secret, table, cache)
-        else:
+        if is_loaded is None:
             yield Attempt(f"a table that names {name[:9]}", partial(_refused, _loads, secret, table, cache))
+        else:
+            assert _loads(secret, table, cache) == is_loaded
 
 
 def _corpus(folder: Path, mark: Path, address: str) -> Iterator[Attempt]:
