@@ -393,7 +393,7 @@ def test_the_recipes_take_the_settings_of_each_arm(name, tmp_path):
             assert [step.settings["text_encoder"] for step in steps[1:]] == expected
         else:
             assert [step.settings["model"] for step in steps[1:]] == expected
-        counts = {"svr_trained": 2, "temporal": 3, "temporal_order": 3}
+        counts = {"svr_trained": 2, "temporal": 3, "temporal_order": 3, "temporal_whisper": 3}
         assert len(steps) == counts.get(name.split("/")[1], 1)
 
 
