@@ -167,7 +167,7 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
 def _hub_license(name: str) -> str:
     """Convert a licence name to a Hub licence identifier, or "other".
 
-    >>> _hub_license("CC BY-NC 3.0"), _hub_license("ask the author")
+    >>> _hub_license("CC_BY-NC 3.0"), _hub_license("ask the author")
     ('cc-by-nc-3.0', 'other')
     """
     identifier = "-".join(name.lower().replace("_", " ").split())

@@ -59,6 +59,32 @@ class Clip(NamedTuple):
     state: str = ""
 
 
+class Clips(Sequence[Clip]):
+    """Recordings of all splits in order. A slice is read from the rows when it is needed."""
+
+    def __init__(self, splits: Mapping[str, Any]) -> None:
+        from modeling_supclap.datasets_scripts.schema import without_audio
+
+        self.splits = splits
+        self.rows = {split: without_audio(rows) for split, rows in splits.items()}
+        self.lengths = {split: len(rows) for split, rows in self.rows.items()}
+
+    def __len__(self) -> int:
+        return sum(self.lengths.values())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one clip, or a list of clips for a slice."""
+        if not isinstance(index, slice):
+            return self[index : index + 1][0]
+        clips = []
+        for split, part in split_ranges(range(*index.indices(len(self))), self.lengths).items():
+            rows = self.splits[split]
+            states = recording_states(rows.select(part) if hasattr(rows, "select") else rows[part.start : part.stop])
+            for number, state in zip(part, states, strict=True):
+                clips.append(Clip(self.rows[split][number]["clip_id"], split, number, state))
+        return clips
+
+
 class Corpus:
     """Recordings to embed, from all splits, or one `channel` of them.
 
@@ -72,30 +98,14 @@ class Corpus:
         pad_short_clips: bool = False,
         channel: int | None = None,
     ) -> None:
-        from modeling_supclap.datasets_scripts.schema import without_audio
-
         self.splits, self.root, self.pad_short_clips, self.channel = splits, root, pad_short_clips, channel
-        self.rows = {split: without_audio(rows) for split, rows in splits.items()}
-        self.lengths = {split: len(rows) for split, rows in self.rows.items()}
-
-    def __len__(self) -> int:
-        return sum(self.lengths.values())
-
-    def clips(self, numbers: range) -> list[Clip]:
-        """Read the clips with these numbers, counted through all splits."""
-        clips = []
-        for split, part in split_ranges(numbers, self.lengths).items():
-            rows = self.splits[split]
-            states = recording_states(rows.select(part) if hasattr(rows, "select") else rows[part.start : part.stop])
-            for number, state in zip(part, states, strict=True):
-                clips.append(Clip(self.rows[split][number]["clip_id"], split, number, state))
-        return clips
+        self.clips = Clips(splits)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the splits and ids of all clips, or of the table."""
         digest = hashlib.sha256()
-        for split, rows in self.rows.items():
+        for split, rows in self.clips.rows.items():
             if hasattr(rows, "digest"):
                 digest.update(f"{split}\0{rows.digest}\n".encode())
                 continue
@@ -117,7 +127,7 @@ class Corpus:
         from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS
 
         columns = getattr(self.splits[clip.split], "column_names", None) or ()
-        row_without_audio = self.rows[clip.split][clip.row]
+        row_without_audio = self.clips.rows[clip.split][clip.row]
         path = row_without_audio["audio_path"]
         *segment, channel = segment_of({"channel": self.channel, **row_without_audio})
         # An address would be downloaded for each part.
@@ -188,7 +198,7 @@ def main() -> None:
     )
     # The requested length, limited by the model's maximum.
     args.chunk_seconds = min(filter(None, (args.chunk_seconds, model.chunk_seconds)), default=None)
-    args.clips_per_file = choose_clips_per_file(args, len(corpus), state.num_processes)
+    args.clips_per_file = choose_clips_per_file(args, len(corpus.clips), state.num_processes)
 
     plan = make_plan(args, corpus, model, shard)
     if state.is_main_process and shard.count > 1:
@@ -200,7 +210,7 @@ def main() -> None:
             start_output(output, plan)
             remove_unfinished(output, shard)
         state.wait_for_everyone()
-        paths = write_files(model, corpus, args, plan, state)
+        paths = write_files(model, corpus, args, state)
         state.wait_for_everyone()
         if state.is_main_process:
             write_record(output, shard, describe_files(paths))
@@ -246,7 +256,7 @@ def make_plan(args: CorpusArguments, corpus: Corpus, model: EmbeddingModel, shar
         "chunk_samples": model.chunk_samples(args.chunk_seconds),
         "model_fingerprint": model.fingerprint,
         "corpus": corpus.digest,
-        "clips": len(corpus),
+        "clips": len(corpus.clips),
         "clips_per_file": args.clips_per_file,
         "shards": shard.count,
     }
@@ -269,18 +279,16 @@ def remove_unfinished(output: Path, shard: Shard) -> None:
         unfinished.unlink()
 
 
-def write_files(
-    model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, plan: Mapping[str, Any], state: PartialState
-) -> list[Path]:
+def write_files(model: EmbeddingModel, corpus: Corpus, args: CorpusArguments, state: PartialState) -> list[Path]:
     """Embed the recordings of a shard, and write this process's share of the missing files.
 
     Returns the paths of all files of the shard.
     """
     from modeling_supclap.datasets_scripts.progress import progress
 
-    shard = Shard.parse(args.shard)
-    rows = shard.rows(len(corpus))
-    starts = range(rows.start, rows.stop, plan["clips_per_file"])
+    shard, total = Shard.parse(args.shard), len(corpus.clips)
+    rows = shard.rows(total)
+    starts = range(rows.start, rows.stop, choose_clips_per_file(args, total, state.num_processes))
     manifest = Path(args.output, "manifest.json")
     files = read_json(manifest)["files"] if manifest.is_file() else []
     hashes = {Path(file["file"]).name: file["sha256"] for file in files}
@@ -289,17 +297,17 @@ def write_files(
         name = f"{number:05d}-of-{len(starts):05d}" if shard.count == 1 else f"{shard.name}-{number:05d}"
         path = Path(args.output, "data", f"embeddings-{name}.parquet")
         paths.append(path)
-        part = range(start, min(start + starts.step, rows.stop))
+        part = slice(start, min(start + starts.step, rows.stop))
         is_own = number % state.num_processes == state.process_index
-        if is_own and not (path.is_file() and is_current(path, corpus.clips(part), hashes.get(path.name))):
+        if is_own and not (path.is_file() and is_current(path, corpus.clips[part], hashes.get(path.name))):
             missing[path] = part
 
     dim = model.encode_text(["sound"], "eng", 1).shape[1]
-    count = sum(map(len, missing.values()))
+    count = sum(part.stop - part.start for part in missing.values())
     with progress((), "embedding", count, "recordings", quiet=not state.is_main_process) as bar:
         for path, part in missing.items():
             # Do not mix files in a batch, because rounding depends on the batch and some files may already exist.
-            clips, embedded = corpus.clips(part), []
+            clips, embedded = corpus.clips[part], []
             for chunks in model.chunk_embeddings(
                 [corpus.recording(clip, model) for clip in clips],
                 args.chunk_seconds,
