@@ -706,8 +706,8 @@ class SupCLAPTrainer(Trainer):
         """
         weights = self.module.state_dict() if state_dict is None else state_dict
         # The extrema are NaN or infinite if any value is. Unlike isfinite, they need no memory.
-        floats = {name: w for name, w in weights.items() if w.is_floating_point() and w.numel()}
-        broken = [name for name, w in floats.items() if not torch.stack(w.aminmax()).isfinite().all()]
+        filled = {name: weight for name, weight in weights.items() if weight.numel()}
+        broken = [name for name, weight in filled.items() if not torch.stack(weight.aminmax()).isfinite().all()]
         if broken:
             step = self.state.global_step
             raise FloatingPointError(f"step {step}: {len(broken)} weights are not finite, e.g. {broken[0]}; not saved")

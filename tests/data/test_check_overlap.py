@@ -184,6 +184,7 @@ def test_copies_of_a_folder_are_written_as_csv(library, tmp_path, capsys):
     assert "copies by sound: 1" in printed
     assert "copies with the same bytes: 3" in printed
     assert "3.wav | old/3.mp3" in printed
+    assert "without fingerprint, too short, silent or unreadable: 3" in printed
     with (tmp_path / "copies.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4

@@ -303,6 +303,20 @@ def test_rows_of_one_recording_become_one_row_and_stay_in_one_split(tmp_path):
     assert sorted(seen) == list(range(15))
 
 
+def test_parts_of_a_recording_stay_in_one_split_whatever_source_they_name(tmp_path):
+    rows = []
+    for number in range(24):  # six recordings in four parts, each by another speaker
+        start = 0.1 * (number // 6)
+        rows.append({"audio": sound(number % 6), "text": str(number % 6), "speaker": f"s{number}", "start": start})
+        rows[-1]["end"] = start + 0.1
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    options = {"source_column": "speaker", "validation_fraction": 0.3, "test_fraction": 0.3}
+    splits = load_splits("hf", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), **options)
+    found = [{row["captions"]["eng"][0] for row in of_split} for of_split in splits.values()]
+    assert list(map(len, found)) == [2, 2, 2]
+    assert len(set.union(*found)) == 6
+
+
 def test_recordings_are_compared_by_content_instead_of_name():
     sounds = [{**sound(number), "path": "audio.wav"} for number in (0, 1, 0)]
     sounds += [{"bytes": None, "path": path} for path in ("x/a.wav", "y/a.wav", "x/a.wav")]

@@ -111,6 +111,14 @@ def test_batch_size_beams_and_languages_are_used(nllb):
     assert not any("_Latn" in text or "</s>" in text for text in french)
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "device", "chosen"), [(True, None, "cuda"), (False, None, "cpu"), (True, "cpu", "cpu")]
+)
+def test_a_gpu_is_used_if_there_is_one(monkeypatch, has_gpu, device, chosen):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert Seq2SeqTranslator("some/model", device=device).device == chosen
+
+
 def test_weights_may_be_of_another_type(nllb):
     translator = Seq2SeqTranslator(nllb, dtype="bfloat16")
     assert len(translator.translate(TEXTS, "eng", "fra")) == 3

@@ -1,5 +1,7 @@
 """Options of an evaluation: values that mean nothing are refused before a model is loaded."""
 
+import warnings
+
 import pytest
 
 from modeling_supclap.evaluation.options import EvaluationOptions, ZSTEOptions
@@ -25,3 +27,12 @@ def test_options_that_mean_nothing_are_refused(change, message):
 def test_unknown_tasks_of_zste_are_refused(tasks):
     with pytest.raises(ValueError, match="1A"):
         ZSTEOptions(tasks=tasks)
+
+
+def test_languages_that_no_task_uses_are_named():
+    with pytest.warns(UserWarning, match=r"languages has fra, which only retrieval uses"):
+        EvaluationOptions(languages=["eng", "fra"], tasks=["zero_shot"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EvaluationOptions(languages=["eng"], tasks=["zero_shot"])
+        EvaluationOptions(languages=["eng", "fra"], tasks=["zero_shot", "retrieval"])

@@ -83,6 +83,9 @@ def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
     by_color = {tuple(points.get_facecolor()[0]): len(points.get_offsets()) for points in figure.axes[0].collections}
     assert len(by_color) == 2
     assert set(by_color.values()) == {3}
+    places = np.concatenate([points.get_offsets() for points in figure.axes[0].collections])
+    assert all(len(set(column)) > 3 for column in places.T)  # not only one coordinate is drawn
+    assert not np.allclose(places[:, 0], places[:, 1])
 
 
 def test_the_spaces_of_several_models_are_one_picture(results, tmp_path):

@@ -107,6 +107,18 @@ def test_another_pooling_is_refused_unless_one_is_chosen(tmp_path, audio):
     assert SupCLAPModel.from_encoders(audio, folder, text_pooling="cls").config.text_pooling == "cls"
 
 
+@pytest.mark.parametrize(
+    "module", [{"type": "x.LSTM", "path": ""}, {"type": "x.Transformer", "path": "2_Transformer"}]
+)
+def test_another_module_is_refused_unless_a_pooling_is_chosen(tmp_path, audio, module):
+    _, folder = save_encoder(tmp_path, "cls")
+    path = folder / "modules.json"
+    path.write_text(json.dumps([*json.loads(path.read_text()), {"idx": 2, "name": "2", **module}]))
+    with pytest.raises(ValueError, match="text_pooling="):
+        SupCLAPModel.from_encoders(audio, folder)
+    assert SupCLAPModel.from_encoders(audio, folder, text_pooling="cls").config.text_pooling == "cls"
+
+
 def test_weights_that_are_missing_are_named(tmp_path, audio):
     _, folder = save_encoder(tmp_path, "cls", [modules.Dense(24, 20)])
     (dense,) = folder.glob("*_Dense")

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 from contextlib import redirect_stdout
 from unittest import mock
 
@@ -25,6 +26,7 @@ from modeling_supclap.training.rows import filter_bad_audio
 from modeling_supclap.training.temporal_training import TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
+IMPORTED = time.perf_counter()
 # Each class has three training recordings: for training, for selecting the best epoch, and for the scores.
 BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
 HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0", "--test_fold", "1"]
@@ -198,6 +200,7 @@ def test_both_stages_run_and_are_scored(run):
     steps = [json.loads((run[0] / f"stage_{stage}/trainer_state.json").read_text())["max_steps"] for stage in "ab"]
     assert trained["steps"] == sum(steps)
     assert trained["captions"] == 6 * (2 * steps[0] + 3 * steps[1])
+    assert 0 < trained["seconds"] < time.perf_counter() - IMPORTED
     assert 0 <= trained["best_validation"]["temporal_accuracy"] <= 1
     assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
 
