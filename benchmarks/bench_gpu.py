@@ -115,12 +115,12 @@ def count_launches() -> list[Row]:
             way = "a plain loop" if kind is PlainModule else "ours"
             kernels[name, way] = launches.kernels
             rows.append(Row(name, f"operator calls of a step, {way}", launches.kernels, None, "", ""))
-            bound = "" if kind is PlainModule else "<= 2"
+            bound = "" if kind is PlainModule else "at most 2"
             rows.append(Row(name, f"waits for the GPU, {way}", launches.waits, None, bound, ""))
     added = kernels["SVR", "ours"] - kernels["InfoNCE", "ours"]
     ratio = kernels["KCL of 8", "ours"] / kernels["KCL of 8", "a plain loop"]
-    rows.append(Row("SVR", "operator calls added to InfoNCE", added, None, "<= 140", ""))
-    return [*rows, Row("KCL of 8", "operator calls / a plain loop's", ratio, None, "<= 1.3", "")]
+    rows.append(Row("SVR", "operator calls added to InfoNCE", added, None, "at most 140", ""))
+    return [*rows, Row("KCL of 8", "operator calls / a plain loop's", ratio, None, "at most 1.3", "")]
 
 
 def measure_ceiling(side: int = 8192) -> float:
@@ -189,9 +189,9 @@ def measure_training(text: str, steps: int, ceiling: float) -> list[Row]:
             rows.append(row("throughput", achieved / 1e12, None, "", "TFLOP/s"))
             rows.append(row("peak memory", result["memory"] / 2**30, None, "", "GiB"))
             if name == "InfoNCE":
-                rows.append(row("share of the fastest product", 100 * achieved / ceiling, None, ">= 45", "%"))
+                rows.append(row("share of the fastest product", 100 * achieved / ceiling, None, "at least 45", "%"))
                 epoch_s = EPOCH_CLIPS * result["seconds"] / clips
-                rows.append(row("an epoch of AudioCaps", epoch_s, None, "<= 24.8", "s"))
+                rows.append(row("an epoch of AudioCaps", epoch_s, None, "at most 24.8", "s"))
 
     for way in ("a plain loop", "ours"):
         plain, svr = measured.get(("InfoNCE", way)), measured.get(("SVR", way))
@@ -199,10 +199,10 @@ def measure_training(text: str, steps: int, ceiling: float) -> list[Row]:
         row = partial(Row, f"CED-base + {text}, {way}")
         if plain and svr:
             added = 100 * (svr["seconds"] / plain["seconds"] - 1)
-            rows.append(row("time that SVR adds to InfoNCE (SupCLAP: 1.6 %)", added, None, "<= 1.6", "%"))
+            rows.append(row("time that SVR adds to InfoNCE (SupCLAP: 1.6 %)", added, None, "at most 1.6", "%"))
         if plain and kcl:
             ratio = kcl["memory"] / plain["memory"]
-            rows.append(row("memory of KCL of 8 / InfoNCE (ATRI: 3.08)", ratio, None, "<= 3.08", ""))
+            rows.append(row("memory of KCL of 8 / InfoNCE (ATRI: 3.08)", ratio, None, "at most 3.08", ""))
     return rows
 
 

@@ -179,7 +179,7 @@ def measure(
     size on disk. If `folder` is set, the indexes are kept there.
     """
     centres = _unit(np.random.default_rng(0).normal(size=(1000, dim)))
-    bounds = {10_000: "<= 5", 100_000: "<= 40", 1_000_000: "<= 50"}
+    bounds = {10_000: "at most 5", 100_000: "at most 40", 1_000_000: "at most 50"}
     results = []
     with tempfile.TemporaryDirectory() as temporary:
         for number in rows:
@@ -201,12 +201,12 @@ def measure(
                 elif name.startswith("recall") and not math.isnan(figures[name]):
                     results.append(Row("search", f"{size}: {name}", figures[name], unit=""))
             disk = figures["disk, GB"] * 1e9 / (4 * number * dim)
-            results.append(Row("search", f"{size}: size on disk / the embeddings", disk, None, "<= 2.1"))
+            results.append(Row("search", f"{size}: size on disk / the embeddings", disk, None, "at most 2.1"))
         # last, because LanceDB's threads do not survive the forks above
         for number in files:
             ours, plain = build_short(f"{temporary}/{number}", number, centres)
             what = f"{number:,} short recordings: write and index"
-            results.append(Row("search", f"{what}, each", ours, None, "<= 0.1", "CPU ms"))
+            results.append(Row("search", f"{what}, each", ours, None, "at most 0.1", "CPU ms"))
             results.append(Row("search", f"{what} / LanceDB in one stream", ours / plain))
     return results
 

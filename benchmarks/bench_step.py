@@ -175,9 +175,9 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
     model.to(device)
     cases: list[tuple[str, Any, dict[str, int], str, str]] = [
         ("InfoNCE", ContrastiveObjective("infonce"), {}, "", ""),
-        ("CACL", ContrastiveObjective("cacl"), {"texts": 2}, "", "<= 1"),
-        ("KCL of 8", ContrastiveObjective("kcl"), {"texts": 8}, "<= 0.75", "<= 1"),
-        ("TeminAL triples", TemporalObjective("b"), {"roles": 3}, "<= 1.1", "<= 1"),
+        ("CACL", ContrastiveObjective("cacl"), {"texts": 2}, "", "at most 1"),
+        ("KCL of 8", ContrastiveObjective("kcl"), {"texts": 8}, "at most 0.75", "at most 1"),
+        ("TeminAL triples", TemporalObjective("b"), {"roles": 3}, "at most 1.1", "at most 1"),
     ]
     rows = []
     one_text = 0
@@ -232,7 +232,7 @@ def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) ->
     seconds = take_turns(ways, rounds)
     remembered, again = compare(seconds, "cached", "audio"), compare(seconds, "plain", "audio")
     return [
-        Row("frozen", "KCL of 8, texts cached / the audio pass", *remembered, "<= 1.1"),
+        Row("frozen", "KCL of 8, texts cached / the audio pass", *remembered, "at most 1.1"),
         Row("frozen", "the same, texts embedded each time", *again),
     ]
 

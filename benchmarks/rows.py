@@ -25,7 +25,7 @@ class Row:
     what: str  # the measured quantity and its reference, such as "a step / a plain step"
     least: float  # minimum over the rounds
     median: float | None = None  # over the rounds; None for a single measurement
-    bound: str = ""  # bound of the median, such as "<= 1.3" or ">= 8"
+    bound: str = ""  # bound of the median, such as "at most 1.3" or "at least 8"
     unit: str = "x"
 
     @property
@@ -33,9 +33,9 @@ class Row:
         """Whether the median, or a single measurement, meets the bound. None if there is no bound."""
         if not self.bound:
             return None
-        sign, limit = self.bound.split()
+        kind, limit = self.bound.rsplit(maxsplit=1)
         value = self.least if self.median is None else self.median
-        return value <= float(limit) if sign == "<=" else value >= float(limit)
+        return value <= float(limit) if kind == "at most" else value >= float(limit)
 
     @property
     def cells(self) -> tuple[str, ...]:

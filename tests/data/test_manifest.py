@@ -79,6 +79,7 @@ def test_the_table(manifest):
 def test_the_card(manifest, tmp_path):
     write_card(tmp_path / "README.md", manifest)
     card = DatasetCard.load(tmp_path / "README.md")
+    assert card.data.pretty_name == f"{manifest['dataset']}, prepared"
     assert card.data.language == ["eng", "fra"]
     assert card.data.license == ["cc-by-3.0", "other"]
     assert card.data.configs[0]["data_files"][1] == {"split": "test", "path": "data/test-*"}
