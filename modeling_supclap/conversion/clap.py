@@ -28,7 +28,7 @@ def load_clap(name: str | Path) -> ClapModel:
     if fields.get("model_type") != ClapConfig.model_type:
         raise ValueError(f"{name} has model_type {fields.get('model_type')!r}; pass a CLAP model (model_type 'clap')")
     with naming_damaged_files(name):
-        loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
+        loaded: Any = ClapModel.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
 
     model, report = loaded
     # Position and token type ids are constant buffers; only some versions of transformers save them.

@@ -370,7 +370,7 @@ def _audio_loader(results: Results, rows: Any) -> Callable[[int], str]:
     """Return a function that maps a clip index to a data URL of the first seconds, or to "" if there is no audio."""
     import soundfile
 
-    ids = results.arrays["clips/id"].tolist()
+    ids = results.arrays["clips/id"]
     indices = {row["clip_id"]: index for index, row in enumerate(without_audio(rows or ()))}
 
     def load_audio(clip: int) -> str:
