@@ -599,6 +599,25 @@ def test_24_bits_in_four_bytes_are_refused_if_no_decoder_reads_them(read, bits):
             read(content)
 
 
+@pytest.mark.parametrize(
+    ("missing", "outcome"), [(0, ""), (1, "999 of 1000 samples"), (101, "is truncated: 899 of 1000")]
+)
+def test_a_recording_may_lack_a_tenth_of_a_second_with_a_note(caplog, monkeypatch, missing, outcome):
+    class Reader(decoders.Samples):
+        def blocks(self, start, count):
+            yield self._samples[start : self.length - missing]
+
+    monkeypatch.setattr(decoders, "_noted", set(), raising=False)
+    caplog.set_level("INFO")
+    sound = decoders.Sound(lambda: Reader(np.full(1000, 0.5, np.float32), 1000), "a")
+    if missing > 100:
+        with pytest.raises(BadAudioError, match=outcome):
+            sound.read_mono()
+    else:
+        assert len(sound.read_mono()) == 1000 - missing
+        assert [outcome in message for message in caplog.messages] == [True] * bool(outcome)
+
+
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "MP3"])
 def test_a_part_of_a_recording_is_decoded_without_the_rest(form, monkeypatch):
     content = encode(form, "MPEG_LAYER_III" if form == "MP3" else "PCM_16", 8.0)

@@ -109,6 +109,17 @@ def test_papers_are_shown_only_for_their_test_split_and_languages(results):
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_the_best_numbers_of_the_papers_need_not_be_of_all_metrics(results, monkeypatch):
+    results.protocol["dataset"] = "audiocaps"
+    entries = [entry for entry in paper_results(dataset="audiocaps") if entry["metric"] != "R@5"]
+    monkeypatch.setattr(report, "paper_results", lambda **selected: entries)
+    page = render_report(results)
+    assert "best in papers, eng" in [line[0] for line in lines_of(page, "best")]
+    unfolded = re.sub("<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert lines_of(unfolded, "paper") == []
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_only_the_best_numbers_of_the_papers_are_expanded(results):
     results.protocol["dataset"] = "audiocaps"
     page = render_report(in_languages(results, list(LANGUAGES)))

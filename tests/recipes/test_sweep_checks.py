@@ -113,6 +113,15 @@ def evaluated(tmp_path, **evaluation):
     return Row("row", "Row", None, "audiocaps", [steps])
 
 
+def test_a_missing_model_of_each_recipe_is_named(tmp_path):
+    """Also of steps on generated data, whose settings are not compared."""
+    train = Step("train", {"model": "nobody/first"}, tmp_path / "runs" / "train")
+    evaluate = Step("evaluate", {"model": "nobody/second"}, tmp_path / "runs" / "evaluate")
+    row = Row("row", "Row", None, "synthetic", [[train, evaluate]])
+    _, missing = sweep.check_row(row, None, ReproductionArguments(output_dir=str(tmp_path)))
+    assert missing == ["model nobody/first", "model nobody/second"]
+
+
 OVERLAP = "24 of 27 clips of audiocaps are in the training data of row-train-audiocaps-0-seed0"
 
 

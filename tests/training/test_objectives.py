@@ -466,6 +466,7 @@ def test_logs_hold_no_graph(tmp_path):
         (lambda path: TemporalObjective("c"), "stage='c'"),
         (lambda path: load_objective("torch.nn:Linear"), "torch.nn:Linear.*in_features"),
         (lambda path: load_objective("torch.nn:functional"), "torch.nn:functional"),
+        (lambda path: load_objective("collections:Counter"), "collections:Counter.*subclass of nn.Module"),
         (lambda path: TemporalObjective("a")(*ROLES, SCALE), r"\(N, 2, d\)"),
         (lambda path: TemporalObjective("a")(*ROLES[:, :, :2], SCALE), "class_ids"),
     ],

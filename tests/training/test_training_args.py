@@ -27,6 +27,8 @@ def test_workers_persist_and_pinned_batches_are_copied_without_waiting(tmp_path)
         args = SupCLAPTrainingArguments(str(tmp_path), dataloader_num_workers=workers, dataloader_pin_memory=pins)
         assert args.dataloader_persistent_workers is (workers > 0)
         assert args.accelerator_config.non_blocking is pins
+    some = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False}
+    assert not SupCLAPTrainingArguments(str(tmp_path), **some).dataloader_persistent_workers
 
 
 @pytest.mark.parametrize(
