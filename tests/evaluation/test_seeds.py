@@ -58,6 +58,13 @@ def test_folders_named_seed_belong_to_the_folder_above(tmp_path):
         evaluation.load_results(tmp_path / "sede*")
 
 
+def test_a_run_without_a_number_has_seed_zero(tmp_path):
+    results(8, name="mine").save(tmp_path / "mine")
+    results(20, name="mine").save(tmp_path / "mine-seed1")
+    (runs,) = evaluation.load_results(tmp_path / "*").values()
+    assert [run.seed for run in runs] == [0, 1]
+
+
 def test_each_dataset_has_its_own_tables(tmp_path):
     for dataset, hits in (("esc50", 8), ("clotho", 20)):
         results(hits, dataset, "mine").save(tmp_path / dataset / "mine")

@@ -106,6 +106,17 @@ def test_scores_are_those_of_a_naive_computation_with_thresholds_of_other_record
     assert np.isnan([low.precision, low.recall, low.f1, low.threshold]).all()
 
 
+def test_a_score_equal_to_the_threshold_is_a_detection(fake_model, tmp_path):
+    """Two copies of a recording, so that the threshold of each is the score of the other."""
+    (tmp_path / "tapes").mkdir()
+    for name in ("a.wav", "b.wav"):
+        soundfile.write(tmp_path / "tapes" / name, 0.5 * mixed((10, 1, 0, 0), (10, 0, 0.2, 1)), RATE)
+    build(fake_model, tmp_path / "tapes")
+    searcher = Searcher(tmp_path / "index", load_embedding_model(fake_model))
+    (high,) = score_detections(searcher, [Selection(f"{name}.wav", 10.0, 20.0, "high") for name in "ab"])
+    assert (high.precision, high.recall, high.f1) == (1.0, 1.0, 1.0)
+
+
 def test_events_count_once_and_only_labelled_recordings_count(searcher):
     expected = score_detections(searcher, SELECTIONS)
     np.testing.assert_equal(score_detections(searcher, SELECTIONS * 2), expected)  # a line for each view of Raven
