@@ -294,7 +294,6 @@ def write_files(
         if is_own and not (path.is_file() and is_current(path, corpus.clips(part), hashes.get(path.name))):
             missing[path] = part
 
-    dim = model.encode_text(["sound"], "eng", 1).shape[1]
     count = sum(map(len, missing.values()))
     with progress((), "embedding", count, "recordings", quiet=not state.is_main_process) as bar:
         for path, part in missing.items():
@@ -310,7 +309,7 @@ def write_files(
             ):
                 embedded.append(chunks)
                 bar.update()
-            write_file(path, corpus, clips, embedded, dim, args)
+            write_file(path, corpus, clips, embedded, model.dim, args)
     return paths
 
 
