@@ -24,7 +24,6 @@ from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfi
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import apply_umask
 from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, read_checkpoint, read_json
 from .folders import copy_origin, writing_folder
 from .open_clip_tokenizer import (
@@ -371,7 +370,6 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     with writing_folder(folder) as written:
         (written / OPEN_CLIP_CONFIG).write_text(settings, encoding="utf-8")
         save_file(open_clip_tensors(model), written / OPEN_CLIP_WEIGHTS[0])
-        apply_umask(written)
         processor.tokenizer.save_pretrained(written)
         copy_origin(model, written)
 
