@@ -43,16 +43,22 @@ def extract_clap_on_device(
         sample_counts: Length of each clip in samples, (B,) integers.
     """
     waveforms = samples.float() / 32768 if samples.dtype == torch.int16 else samples
-    counts = sample_counts.unsqueeze(1)
-    most = extractor.nb_max_samples
-
-    # Positions in the clip, (B, most). A short clip is repeated, or followed by silence.
-    positions = torch.arange(most, device=samples.device)
-    copies = {"repeat": most, "repeatpad": (most // counts).clamp(min=1)}.get(extractor.padding, 1)
-    filled = waveforms.gather(1, positions % counts) * (positions < counts * copies)
+    filled = fill_batch(waveforms, sample_counts, extractor)
     features = _stack_views(_log_mel(filled, extractor), extractor)
     is_longer = torch.zeros(len(samples), 1, dtype=torch.bool, device=samples.device)
     return {"input_features": features, "is_longer": is_longer}
+
+
+def fill_batch(waveforms: Tensor, sample_counts: Tensor, extractor: ClapFeatureExtractor) -> Tensor:
+    """Crop clips to their beginning, or extend them by `extractor.padding`: (B, S) -> (B, nb_max_samples).
+
+    A short clip is repeated, or followed by silence. `sample_counts` (B,) are the lengths of the clips.
+    """
+    counts, most = sample_counts.unsqueeze(1), extractor.nb_max_samples
+    positions = torch.arange(most, device=waveforms.device)
+    whole = (most / counts.double()).floor().long().clamp(min=1)  # torch.onnx cannot export most // counts
+    copies = {"repeat": most, "repeatpad": whole}.get(extractor.padding, 1)
+    return waveforms.gather(1, positions % counts) * (positions < counts * copies)
 
 
 def _fill(clip: np.ndarray, extractor: ClapFeatureExtractor) -> np.ndarray:
