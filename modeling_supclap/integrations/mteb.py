@@ -68,10 +68,11 @@ class SupCLAPEncoder(AbsEncoder):
     ) -> None:
         loaded: Any = model or model_name
         if model is None and (revision or kwargs):
-            hub = {} if revision is None else {"revision": revision}
-            loaded = SupCLAPModel.from_pretrained(model_name, **hub, **kwargs).to(device or default_device())
+            hub: dict[str, Any] = {} if revision is None else {"revision": revision}
+            loaded = SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
+            loaded.to(device or default_device())
         elif device is not None and isinstance(model, SupCLAPModel):
-            model.to(device)
+            loaded.to(device)
         model = load_embedding_model(loaded, processor, device, model_name, trust_remote_code)
         self.embedding_model = model
         self.model, self.processor, self.device = model.model, model.processor, model.device
