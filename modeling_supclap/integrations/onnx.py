@@ -186,28 +186,22 @@ def _batches(model: SupCLAPModel, processor: SupCLAPProcessor, waveforms: bool) 
     longest = min(3 * window, _LONGEST_SECONDS)
     lengths = [[1.0, min(1.2 * window, longest)], [least], [window / 2], [0.999 * window], [1.001 * window]]
     lengths += [[least, 1.0, window / 2], [longest, window, 1.0, min(1.5 * window, longest)]]
-    audio = [_audio_inputs(processor, seconds) for seconds in lengths]
-    if waveforms:
-        for index, seconds in enumerate(lengths):
-            clips = _noise(extractor, seconds[:1] * len(seconds))
-            audio[index] = {"waveform": torch.from_numpy(np.stack(clips))}
-    elif model._run_encoder is not None and all(map(_has_frame_mask, audio)):
-        # `run_encoder` encodes clips of equal length together, without a mask.
-        for index, seconds in enumerate(lengths):
-            features = _audio_inputs(processor, seconds[:1] * len(seconds))["input_features"]
-            audio[index] = {"input_features": features}
+    audio = []
+    for seconds in lengths:
+        inputs, equal_seconds = _audio_inputs(processor, seconds), seconds[:1] * len(seconds)
+        mask = inputs.get("audio_attention_mask")
+        if waveforms:
+            inputs = {"waveform": torch.from_numpy(np.stack(_noise(extractor, equal_seconds)))}
+        elif model._run_encoder is not None and mask is not None and len(mask[0]) == len(inputs["input_features"][0]):
+            # `run_encoder` encodes clips of equal length together, without a mask.
+            inputs = {"input_features": _audio_inputs(processor, equal_seconds)["input_features"]}
+        audio.append(inputs)
 
     texts: list[dict[str, Tensor]] = []
     for counts in ([5, 1], [1], [9], [1, 4, 30], [700, 2], [12] * 5):
         batch = processor(text=[" ".join(["rain"] * count) for count in counts], return_tensors="pt")
         texts.append({name: batch[name] for name in ("input_ids", "attention_mask")})
     return {"audio": audio, "text": texts}
-
-
-def _has_frame_mask(batch: Mapping[str, Tensor]) -> bool:
-    """Return whether a batch has an attention mask with one value per frame of its input features."""
-    mask = batch.get("audio_attention_mask")
-    return mask is not None and len(mask[0]) == len(batch["input_features"][0])
 
 
 def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict[str, Tensor]:
