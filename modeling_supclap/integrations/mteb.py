@@ -117,7 +117,7 @@ class SupCLAPEncoder(AbsEncoder):
             if "audio" in columns:
                 recordings = [self._pad(recording) for recording in as_recordings(batch["audio"])[0]]
                 for chunks in model.chunk_embeddings(recordings, batch_size=batch_size):
-                    audio.append(mean_embedding(torch.as_tensor(chunks.embeds)).numpy())
+                    audio.append(mean_embedding(chunks.embeds).numpy())
 
         parts = [np.stack(audio)] if audio else []
         if texts:
