@@ -8,29 +8,45 @@ Importing this package does not import torch or transformers; importing one of i
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # `X as X` is public for type checkers
-    from .configuration_supclap import CEDConfig as CEDConfig
-    from .configuration_supclap import CNN14Config as CNN14Config
-    from .configuration_supclap import ModernTextConfig as ModernTextConfig
-    from .configuration_supclap import NaFlexConfig as NaFlexConfig
-    from .configuration_supclap import SupCLAPConfig as SupCLAPConfig
-    from .feature_extraction_ced import CEDFeatureExtractor as CEDFeatureExtractor
-    from .feature_extraction_msclap import MSCLAPFeatureExtractor as MSCLAPFeatureExtractor
-    from .modeling_ced import CEDModel as CEDModel
-    from .modeling_cnn14 import CNN14Model as CNN14Model
-    from .modeling_modern_text import ModernTextModel as ModernTextModel
-    from .modeling_naflex import NaFlexModel as NaFlexModel
-    from .modeling_sonar import SonarTextModel as SonarTextModel
-    from .modeling_supclap import SupCLAPModel as SupCLAPModel
-    from .processing_supclap import SupCLAPProcessor as SupCLAPProcessor
-    from .training.temporal_training import TemporalTrainer as TemporalTrainer
-    from .training.trainer import SupCLAPTrainer as SupCLAPTrainer
-    from .training.training_args import SupCLAPTrainingArguments as SupCLAPTrainingArguments
-    from .training.training_args import TemporalTrainingArguments as TemporalTrainingArguments
+if TYPE_CHECKING:
+    from .configuration_supclap import CEDConfig, CNN14Config, ModernTextConfig, NaFlexConfig, SupCLAPConfig
+    from .feature_extraction_ced import CEDFeatureExtractor
+    from .feature_extraction_msclap import MSCLAPFeatureExtractor
+    from .modeling_ced import CEDModel
+    from .modeling_cnn14 import CNN14Model
+    from .modeling_modern_text import ModernTextModel
+    from .modeling_naflex import NaFlexModel
+    from .modeling_sonar import SonarTextModel
+    from .modeling_supclap import SupCLAPModel
+    from .processing_supclap import SupCLAPProcessor
+    from .training.temporal_training import TemporalTrainer
+    from .training.trainer import SupCLAPTrainer
+    from .training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 
 __version__ = "0.2.0"
 
+__all__ = [
+    "CEDConfig",
+    "CEDFeatureExtractor",
+    "CEDModel",
+    "CNN14Config",
+    "CNN14Model",
+    "MSCLAPFeatureExtractor",
+    "ModernTextConfig",
+    "ModernTextModel",
+    "NaFlexConfig",
+    "NaFlexModel",
+    "SonarTextModel",
+    "SupCLAPConfig",
+    "SupCLAPModel",
+    "SupCLAPProcessor",
+    "SupCLAPTrainer",
+    "SupCLAPTrainingArguments",
+    "TemporalTrainer",
+    "TemporalTrainingArguments",
+    "__version__",
+]
 _MODULES = {
     "configuration_supclap": ("CEDConfig", "CNN14Config", "ModernTextConfig", "NaFlexConfig", "SupCLAPConfig"),
     "feature_extraction_ced": ("CEDFeatureExtractor",),
@@ -46,7 +62,6 @@ _MODULES = {
     "training.trainer": ("SupCLAPTrainer",),
     "training.training_args": ("SupCLAPTrainingArguments", "TemporalTrainingArguments"),
 }
-__all__ = ["__version__", *(name for names in _MODULES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

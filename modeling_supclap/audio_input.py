@@ -213,16 +213,11 @@ def as_waveforms(
     waveforms = []
     for index, clip in enumerate([audio] if is_one else audio):
         waveform = as_waveform(clip, from_hz, to_hz, f"clip {index}", resampling_method)
-        require_length(waveform, min_samples, to_hz, f"clip {index}")
+        if len(waveform) < min_samples:
+            seconds, shortest = len(waveform) / to_hz, min_samples / to_hz
+            raise ValueError(f"clip {index} lasts {seconds:.4f} s; the minimum is {shortest} s")
         waveforms.append(waveform)
     return waveforms
-
-
-def require_length(waveform: np.ndarray, min_samples: int, rate_hz: int, name: str) -> None:
-    """Raise ValueError if a waveform (samples,) is too short for a model."""
-    if len(waveform) < min_samples:
-        seconds, shortest = len(waveform) / rate_hz, min_samples / rate_hz
-        raise ValueError(f"{name} lasts {seconds:.4f} s; the minimum is {shortest} s")
 
 
 def as_waveform(

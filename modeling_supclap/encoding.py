@@ -124,7 +124,7 @@ class _Task(NamedTuple):
     read: Callable[[], list[_Chunk]]
 
 
-class _ChunkReader(NamedTuple):
+class ChunkReader(NamedTuple):
     """Reader of recordings in chunks. The attributes are as in `chunk_embeddings`."""
 
     rate_hz: int
@@ -222,7 +222,7 @@ def chunk_embeddings(
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be 'error' or 'skip'")
     _require_batch_size(batch_size)
     hop_samples = hop_samples or chunk_samples
-    reader = _ChunkReader(rate_hz, chunk_samples, hop_samples, min_samples, on_bad_audio == "skip", resampling_method)
+    reader = ChunkReader(rate_hz, chunk_samples, hop_samples, min_samples, on_bad_audio == "skip", resampling_method)
     tasks = reader.make_tasks(recordings)
     parts = _embed_chunks(_read_ahead(tasks, num_workers, _SAMPLES_AT_ONCE / rate_hz), encode, batch_size, rate_hz)
     for _, group in groupby(parts, key=lambda chunk: chunk.recording):

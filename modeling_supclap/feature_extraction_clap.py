@@ -28,8 +28,8 @@ def extract_clap(extractor: ClapFeatureExtractor, clip: np.ndarray) -> dict[str,
         (1,), False.
     """
     waveform = torch.from_numpy(_fill(clip, extractor))
-    features = _log_mel(waveform.unsqueeze(0), extractor, _find_repeated_frames(len(clip), extractor))
-    return {"input_features": _stack_views(features, extractor)[0].numpy(), "is_longer": np.zeros(1, dtype=bool)}
+    features = _stack_views(_log_mel(waveform.unsqueeze(0), extractor), extractor)
+    return {"input_features": features[0].numpy(), "is_longer": np.zeros(1, dtype=bool)}
 
 
 def extract_clap_on_device(
@@ -43,16 +43,22 @@ def extract_clap_on_device(
         sample_counts: Length of each clip in samples, (B,) integers.
     """
     waveforms = samples.float() / 32768 if samples.dtype == torch.int16 else samples
-    counts = sample_counts.unsqueeze(1)
-    most = extractor.nb_max_samples
-
-    # Positions in the clip, (B, most). A short clip is repeated, or followed by silence.
-    positions = torch.arange(most, device=samples.device)
-    copies = {"repeat": most, "repeatpad": (most // counts).clamp(min=1)}.get(extractor.padding, 1)
-    filled = waveforms.gather(1, positions % counts) * (positions < counts * copies)
+    filled = fill_batch(waveforms, sample_counts, extractor)
     features = _stack_views(_log_mel(filled, extractor), extractor)
     is_longer = torch.zeros(len(samples), 1, dtype=torch.bool, device=samples.device)
     return {"input_features": features, "is_longer": is_longer}
+
+
+def fill_batch(waveforms: Tensor, sample_counts: Tensor, extractor: ClapFeatureExtractor) -> Tensor:
+    """Crop clips to their beginning, or extend them by `extractor.padding`: (B, S) -> (B, nb_max_samples).
+
+    A short clip is repeated, or followed by silence. `sample_counts` (B,) are the lengths of the clips.
+    """
+    counts, most = sample_counts.unsqueeze(1), extractor.nb_max_samples
+    positions = torch.arange(most, device=waveforms.device)
+    whole = (most / counts.double()).floor().long().clamp(min=1)  # torch.onnx cannot export most // counts
+    copies = {"repeat": most, "repeatpad": whole}.get(extractor.padding, 1)
+    return waveforms.gather(1, positions % counts) * (positions < counts * copies)
 
 
 def _fill(clip: np.ndarray, extractor: ClapFeatureExtractor) -> np.ndarray:
@@ -64,26 +70,8 @@ def _fill(clip: np.ndarray, extractor: ClapFeatureExtractor) -> np.ndarray:
     return repeated if length == most else np.pad(repeated, (0, most - length))
 
 
-def _find_repeated_frames(num_samples: int, extractor: ClapFeatureExtractor) -> tuple[int, int, int]:
-    """Find the frames of a repeated clip that equal earlier ones, such as those of the second half of 2 x 5 s.
-
-    Return `(first, stop, period)`: the frames from `first` to `stop` equal those one period before. Both are 0 if there
-    are none. The frames at the ends of the clip also contain the padding.
-    """
-    most, hop, half = extractor.nb_max_samples, extractor.hop_length, extractor.fft_window_size // 2
-    ends = {"repeat": most, "repeatpad": most // num_samples * num_samples}
-    if num_samples % hop or extractor.padding not in ends:
-        return 0, 0, 0
-    period = num_samples // hop
-    first, stop = -(-half // hop) + period, (ends[extractor.padding] - half) // hop + 1
-    return (first, stop, period) if stop > first else (0, 0, 0)
-
-
-def _log_mel(waveforms: Tensor, extractor: ClapFeatureExtractor, repeated: tuple[int, int, int] = (0, 0, 0)) -> Tensor:
-    """Compute log-mel spectrograms in decibels, (B, samples) -> (B, T, mels) float32, with centred frames.
-
-    `repeated` is the result of `_find_repeated_frames`. These frames are copied.
-    """
+def _log_mel(waveforms: Tensor, extractor: ClapFeatureExtractor) -> Tensor:
+    """Compute log-mel spectrograms in decibels, (B, samples) -> (B, T, mels) float32, with centred frames."""
     device, size = waveforms.device, extractor.fft_window_size
     padded = torch.nn.functional.pad(waveforms, (size // 2, size // 2), mode="reflect")
     frames = padded.unfold(-1, size, extractor.hop_length)  # (B, T, size)
@@ -96,19 +84,13 @@ def _log_mel(waveforms: Tensor, extractor: ClapFeatureExtractor, repeated: tuple
     together = FRAMES_TOGETHER.get(device.type, FRAMES_TOGETHER_ELSEWHERE)
     mel = torch.empty(*frames.shape[:2], extractor.feature_size, dtype=torch.float32, device=device)
 
-    first, stop, period = repeated
     step = max(1, together // len(frames))
-    starts = [*range(0, first, step), *range(stop, frames.shape[1], step)]
-    for start in starts:
-        block = slice(start, min(start + step, first) if start < first else start + step)
+    for start in range(0, frames.shape[1], step):
+        block = slice(start, start + step)
         squares = torch.view_as_real(torch.fft.rfft(frames[:, block] * window)[..., :top]).square_()
         power = squares[..., 0].add_(squares[..., 1])  # (B, block, bins)
         for band, low, weights in groups:
             mel[:, block, band : band + weights.shape[1]] = power[..., low : low + len(weights)] @ weights
-    for start in range(first, stop, max(period, 1)):
-        count = min(period, stop - start)
-        mel[:, start : start + count] = mel[:, start - period : start - period + count]
-
     return mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
 
 

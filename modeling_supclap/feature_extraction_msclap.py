@@ -3,7 +3,6 @@
 from typing import Any
 
 from transformers import AutoFeatureExtractor, ClapFeatureExtractor
-from transformers.audio_utils import mel_filter_bank
 
 from .auto_classes import register
 from .configuration_supclap import CNN14Config
@@ -34,18 +33,12 @@ class MSCLAPFeatureExtractor(ClapFeatureExtractor):
     def __init__(self, filter_rate_hz: int | None = 32_000, **kwargs: Any) -> None:
         defaults = {"sampling_rate": 44_100, "max_length_s": 7, "hop_length": 320, "padding": "repeat"}
         defaults |= {"frequency_min": 50, "frequency_max": 14_000, "truncation": "rand_trunc"}
-        super().__init__(**{**defaults, **kwargs})
+        fields = {**defaults, **kwargs}
+        super().__init__(**fields)
         self.filter_rate_hz = filter_rate_hz
         if filter_rate_hz is not None:
-            self.mel_filters_slaney = mel_filter_bank(
-                num_frequency_bins=self.nb_frequency_bins,
-                num_mel_filters=self.feature_size,
-                min_frequency=self.frequency_min,
-                max_frequency=self.frequency_max,
-                sampling_rate=filter_rate_hz,
-                norm="slaney",
-                mel_scale="slaney",
-            )
+            nominal = ClapFeatureExtractor(**{**fields, "sampling_rate": filter_rate_hz})
+            self.mel_filters_slaney = nominal.mel_filters_slaney
 
 
 register(AutoFeatureExtractor, CNN14Config, MSCLAPFeatureExtractor)

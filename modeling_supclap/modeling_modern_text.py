@@ -23,16 +23,6 @@ from .rotary import AttentionPool, RotaryAttention, Rotation, build_norm, rotary
 from .strict_loading import StrictLoadingMixin
 
 
-class ModernTextAttention(RotaryAttention):
-    """Attention of the text tower, with optional value residuals after the first block."""
-
-    def __init__(self, config: ModernTextConfig, is_first: bool) -> None:
-        bias = config.attention_bias
-        gate_bias = bias if config.gate_bias is None else config.gate_bias
-        super().__init__(config, bias, gate_bias, has_residual=config.value_residual and not is_first)
-        self.is_causal = config.attention_mode == "causal"
-
-
 class ModernTextMLP(nn.Module):
     """Two-layer perceptron with SwiGLU, squared ReLU or GELU. The gate is the second half of SwiGLU's first layer."""
 
@@ -78,7 +68,10 @@ class ModernTextBlock(GradientCheckpointingLayer):
         width, is_sandwich = config.hidden_size, config.norm_placement == "sandwich"
         has_scale = config.ls_init_value is not None
         self.norm1 = build_norm(config, width)
-        self.attn = ModernTextAttention(config, is_first)
+        bias = config.attention_bias
+        gate_bias = bias if config.gate_bias is None else config.gate_bias
+        has_residual, is_causal = config.value_residual and not is_first, config.attention_mode == "causal"
+        self.attn = RotaryAttention(config, bias, gate_bias, has_residual, is_causal=is_causal)
         self.norm1_post = build_norm(config, width, is_sandwich)
         self.ls1 = LayerScale(width) if has_scale else nn.Identity()
         self.norm2 = build_norm(config, width)
@@ -137,7 +130,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": OutputRecorder(ModernTextBlock, index=0),
-        "attentions": OutputRecorder(ModernTextAttention, index=1),
+        "attentions": OutputRecorder(RotaryAttention, index=1),
     }
 
     def __init__(self, config: ModernTextConfig) -> None:
@@ -157,7 +150,7 @@ class ModernTextModel(StrictLoadingMixin, PreTrainedModel):
         std = self.config.initializer_range
         if isinstance(module, LayerScale):
             init.constant_(module.gamma, float(self.config.ls_init_value or 0))
-        elif isinstance(module, ModernTextAttention) and module.vr_lambda is not None:
+        elif isinstance(module, RotaryAttention) and module.vr_lambda is not None:
             init.ones_(module.vr_lambda)
         elif isinstance(module, ModernTextPool):
             init.normal_(module.query, std=std)

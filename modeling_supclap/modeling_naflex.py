@@ -47,15 +47,6 @@ class NaFlexPatches(nn.Module):
         return torch.cat([*prefix, embedded], dim=1)
 
 
-class NaFlexAttention(RotaryAttention):
-    """Attention of NaFlexVit, with an optional norm before the gate."""
-
-    def __init__(self, config: NaFlexConfig) -> None:
-        super().__init__(config, proj_bias=True, gate_bias=config.qkv_bias)
-        self.in_halves = config.rope_rotate_half
-        self.norm = build_norm(config, config.embed_dim, config.scale_attn_inner_norm)
-
-
 class NaFlexMLP(nn.Module):
     """Two-layer perceptron with GELU, or with SwiGLU: fc2(silu(gate(x)) * up(x)) (Shazeer, 2020, arXiv 2002.05202).
 
@@ -93,7 +84,10 @@ class NaFlexBlock(GradientCheckpointingLayer):
         width, has_scale = config.embed_dim, config.init_values is not None
         has_mlp_scale = has_scale and not config.attn_only_layer_scale
         self.norm1 = build_norm(config, width)
-        self.attn = NaFlexAttention(config)
+        has_norm = config.scale_attn_inner_norm
+        self.attn = RotaryAttention(
+            config, True, config.qkv_bias, in_halves=config.rope_rotate_half, has_norm=has_norm
+        )
         self.gamma_1 = nn.Parameter(torch.empty(width)) if has_scale else None
         self.norm2 = build_norm(config, width)
         self.mlp = NaFlexMLP(config)
@@ -150,7 +144,7 @@ class NaFlexModel(StrictLoadingMixin, PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
-    _can_record_outputs = {"hidden_states": NaFlexBlock, "attentions": NaFlexAttention}  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": NaFlexBlock, "attentions": RotaryAttention}  # noqa: RUF012
 
     def __init__(self, config: NaFlexConfig) -> None:
         super().__init__(config)

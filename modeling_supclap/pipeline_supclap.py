@@ -1,11 +1,9 @@
 """Zero-shot audio classification pipeline that embeds recordings and labels as `encode_audio` and `encode_text` do."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 from transformers import ZeroShotAudioClassificationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -91,46 +89,29 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         if not isinstance(top_k, (int, np.integer)) or top_k < 1:
             raise ValueError(f"top_k is {top_k!r}; it must be an integer, at least 1")
 
-        captions = [template.replace("{}", label) for label in labels]
+        model, captions = self.model, [template.replace("{}", label) for label in labels]
         language = options.get("language")
-        text_embeds = encode_text(self.model, captions, self.processor, language=language, convert_to_tensor=True)
-        rate_hz = options.get("sampling_rate", self.feature_extractor.sampling_rate)
+        text_embeds = encode_text(model, captions, self.processor, language=language, convert_to_tensor=True)
         if batch_size is None:
             batch_size = self._batch_size or 1
-        classify = partial(
-            self._classify,
-            labels=labels,
-            text_embeds=text_embeds,
-            top_k=int(top_k),
-            batch_size=batch_size,
-            num_workers=(self._num_workers if num_workers is None else num_workers) or 0,
-        )
+        workers = (self._num_workers if num_workers is None else num_workers) or 0
 
+        def classify(recordings: Iterable[Recording]) -> Iterator[list[dict[str, Any]]]:
+            scale: Any = model.logit_scale_a if hasattr(model, "logit_scale_a") else model.logit_scale
+            embedded = embed_recordings(model, self.processor, recordings, batch_size=batch_size, num_workers=workers)
+            for chunks in embedded:
+                # (M, d), (d,) -> (M,); a bias of the logits would not change the softmax
+                logits = scale.detach().float().exp() * (text_embeds @ mean_embedding(chunks.embeds).to(text_embeds))
+                scores = logits.softmax(dim=0).tolist()
+                ranked = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])
+                yield [{"score": score, "label": label} for score, label in ranked[:top_k]]
+
+        rate_hz = options.get("sampling_rate", self.feature_extractor.sampling_rate)
         if isinstance(audios, (Iterator, Dataset)):
             return classify(_read_lazily(audios, rate_hz))
         recordings, is_one = as_recordings(audios, rate_hz)
         results = list(classify(recordings))
         return results[0] if is_one else results
-
-    def _classify(
-        self,
-        recordings: Iterable[Recording],
-        labels: list[str],
-        text_embeds: torch.Tensor,
-        top_k: int,
-        batch_size: int,
-        num_workers: int,
-    ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the scored labels of each recording."""
-        model = self.model
-        scale: Any = model.logit_scale_a if hasattr(model, "logit_scale_a") else model.logit_scale
-        embedded = embed_recordings(model, self.processor, recordings, batch_size=batch_size, num_workers=num_workers)
-        for chunks in embedded:
-            # (M, d), (d,) -> (M,); a bias of the logits would not change the softmax
-            logits = scale.detach().float().exp() * (text_embeds @ mean_embedding(chunks.embeds).to(text_embeds))
-            scores = logits.softmax(dim=0).tolist()
-            ranked = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])
-            yield [{"score": score, "label": label} for score, label in ranked[:top_k]]
 
 
 def as_labels(labels: Any) -> list[str]:

@@ -45,17 +45,29 @@ def rotate(vectors: Tensor, rotation: Rotation, in_halves: bool = False) -> Tens
 class RotaryAttention(nn.Module):
     """Multi-head self-attention with rotary positions, and an optional gate on its output.
 
-    With value residuals (Zhou et al., 2024, arXiv 2410.17897), the values v of a block are replaced by
-    v_0 + lambda (v - v_0), where v_0 are the values of the first block.
+    Args:
+        proj_bias, gate_bias: Whether the output layer and the gate have a bias.
+        has_residual: Whether to use value residuals (Zhou et al., 2024, arXiv 2410.17897): the values v of a block are
+            replaced by v_0 + lambda (v - v_0), where v_0 are the values of the first block.
+        in_halves: As in `rotate`.
+        is_causal: Whether a token attends only to itself and to earlier tokens.
+        has_norm: Whether there is a norm before the gate.
     """
 
-    is_causal = False
-    in_halves = False
-
-    def __init__(self, config: Any, proj_bias: bool, gate_bias: bool, has_residual: bool = False) -> None:
+    def __init__(
+        self,
+        config: Any,
+        proj_bias: bool,
+        gate_bias: bool,
+        has_residual: bool = False,
+        in_halves: bool = False,
+        is_causal: bool = False,
+        has_norm: bool = False,
+    ) -> None:
         super().__init__()
         width = config.hidden_size
         self.config = config
+        self.in_halves, self.is_causal = in_halves, is_causal
         self.head_dim = width // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
@@ -63,7 +75,7 @@ class RotaryAttention(nn.Module):
         self.k_norm = build_norm(config, self.head_dim, config.qk_norm)
         self.gate = nn.Linear(width, width, bias=gate_bias) if config.attn_gated else None
         self.vr_lambda = nn.Parameter(torch.empty(1)) if has_residual else None
-        self.norm: nn.Module = nn.Identity()
+        self.norm = build_norm(config, width, has_norm)
         self.proj = nn.Linear(width, width, bias=proj_bias)
 
     def forward(

@@ -9,10 +9,18 @@ import torch
 import torchaudio
 from transformers import BertConfig, BertModel, ClapAudioModel, ClapConfig, ClapModel, audio_utils
 
+from modeling_supclap.conversion.tensors import Tensors
+
 Shapes = dict[str, tuple[int, ...]]
 
 # Row i of fairseq2's embedding is this row of the Hub's: pad, unk, bos, eos of bos, pad, eos, unk.
 HUB_ROWS = [1, 3, 0, 2]
+
+
+def convert(function: Callable[..., Any], tensors: Any, origin: str, *options: Any) -> tuple[Any, dict[str, int]]:
+    """Convert tensors. Return the result, and the numbers of unused tensors by kind."""
+    whole = Tensors(tensors, origin)
+    return function(whole, *options), whole.aside
 
 
 def ced_encoder(width: int = 64, depth: int = 1, dasheng: bool = False) -> Shapes:

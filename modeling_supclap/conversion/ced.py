@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ..configuration_supclap import CEDConfig
 from ..feature_extraction_ced import CEDFeatureExtractor, mel_filters, window_function
 from ..modeling_ced import CEDModel
@@ -23,24 +21,20 @@ NAMES = ((r"^(encoder\.)?init_bn\.1\.", "init_bn."), (r"^encoder\.", ""))
 TARGET_LENGTHS = {(63, 16): 1012, (252, 4): 1008}
 
 
-def ced_from_tensors(
-    tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
-) -> tuple[CEDModel, dict[str, int]]:
+def ced_from_tensors(tensors: Tensors, config: Mapping[str, Any] | None = None) -> CEDModel:
     """Build a `CEDModel` from the tensors of the authors' files, a Hub checkpoint or a saved `CEDModel`.
 
     Args:
-        tensors: `{name: tensor}`. A model with 12 blocks has 161 tensors in the authors' files and 159 on the Hub.
+        tensors: A model with 12 blocks has 161 tensors in the authors' files and 159 on the Hub.
         config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:
-        The encoder (float32, evaluation mode), and the numbers of unused tensors as `{kind of tensor: number}`.
+        The encoder (float32, evaluation mode).
     """
-    whole = Tensors(tensors, origin)
-    _check_front_end(whole)
-    used, aside = whole.set_aside(ASIDE)
-    encoder = used.rename(NAMES)
-    own_config = _config_from_file(config, origin) if config else _config_from_shapes(encoder)
-    return encoder.build(CEDModel, own_config), aside
+    _check_front_end(tensors)
+    encoder = tensors.set_aside(ASIDE).rename(NAMES)
+    own_config = _config_from_file(config, tensors.origin) if config else _config_from_shapes(encoder)
+    return encoder.build(CEDModel, own_config)
 
 
 def _check_front_end(tensors: Tensors) -> None:

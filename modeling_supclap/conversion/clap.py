@@ -12,7 +12,7 @@ from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProces
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor, forget_last_call
-from ..strict_loading import apply_umask, naming_damaged_files
+from ..strict_loading import naming_damaged_files
 from .folders import copy_origin, writing_folder
 from .tensors import fill_exactly
 
@@ -129,7 +129,6 @@ def save_clap(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Pa
     forget_last_call(processor.tokenizer)
     with writing_folder(folder) as written:
         clap.save_pretrained(written)
-        apply_umask(written)
         ClapProcessor(extractor, processor.tokenizer).save_pretrained(written)
         copy_origin(model, written)
 

@@ -113,7 +113,6 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
     if all(name.startswith("module.") for name in tensors):
         consume_prefix_in_state_dict_if_present(tensors, "module.")
     folder = files[0].parent
-    config_file = folder / (OPEN_CLIP_CONFIG if is_open_clip_audio(folder) else "config.json")
     card = folder / "README.md"
     # A README next to a single file may describe something else.
     stated = ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None
@@ -121,7 +120,7 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         origin=name,
         files=files,
         tensors=tensors,
-        config=read_json(config_file) if config_file.is_file() else {},
+        config=read_json(folder / (OPEN_CLIP_CONFIG if is_open_clip_audio(folder) else "config.json")),
         revision=commit,
         license=stated or (known_license(name) if commit else "") or None,
     )
@@ -179,8 +178,7 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 def is_open_clip_audio(folder: str | Path) -> bool:
     """Return whether a folder has an `open_clip_config.json` of an audio model."""
-    path = Path(folder, OPEN_CLIP_CONFIG)
-    return path.is_file() and "audio_cfg" in read_json(path, "model_cfg")
+    return "audio_cfg" in read_json(Path(folder, OPEN_CLIP_CONFIG), "model_cfg")
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
@@ -206,7 +204,9 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_json(path: Path, key: str | None = None) -> dict[str, Any]:
-    """Read a JSON object from a file. If `key` is set, return the object under this key."""
+    """Read a JSON object from a file, or the object under `key`. Return {} if there is no such file."""
+    if not path.is_file():
+        return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content = content if key is None else content[key]

@@ -10,12 +10,15 @@ from typing import Any
 
 from modeling_supclap.datasets_scripts.overlap.trained_sources import FILE_NAME as TRAINED_SOURCES
 
+from ..strict_loading import apply_umask
 from .provenance import PROVENANCE_FILE
 
 
 @contextmanager
 def writing_folder(folder: str | Path) -> Iterator[Path]:
     """Context manager that yields a temporary folder, and renames it to `folder` if no error occurs.
+
+    Weight files have the permissions that the umask sets for new files, also those of a model of transformers.
 
     Raises:
         ValueError: `folder` exists and is not an empty folder.
@@ -28,6 +31,7 @@ def writing_folder(folder: str | Path) -> Iterator[Path]:
         written = Path(temporary) / "folder"
         written.mkdir()
         yield written
+        apply_umask(written)
         os.replace(written, folder)
 
 

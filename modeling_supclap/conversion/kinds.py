@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -40,12 +39,12 @@ def find_kind(name: str) -> str:
     folder = config_folder(name)
     if is_open_clip_audio(folder):
         return "open_clip"
-    fields = _read_optional(folder / "config.json")
+    fields = read_json(folder / "config.json")
     model_type = fields.get("model_type")
     if model_type in ("supclap", "clap") and not _has_sentence_settings(folder):
         return str(model_type)
     if (folder / "modules.json").is_file():
-        family = _read_optional(folder / "config_sentence_transformers.json").get("model_type")
+        family = read_json(folder / "config_sentence_transformers.json").get("model_type")
         if family not in (None, "SentenceTransformer"):
             raise ValueError(f"{name} is a {family} of sentence-transformers; pass {ACCEPTED}")
         return "sentence_transformers"
@@ -87,14 +86,9 @@ def _has_sentence_settings(folder: Path) -> bool:
     if not path.is_file():
         return False
     later = [module["type"] for module in json.loads(path.read_text(encoding="utf-8"))[1:]]
-    settings = _read_optional(folder / "config_sentence_transformers.json")
+    settings = read_json(folder / "config_sentence_transformers.json")
     has_prompt = any((settings.get("prompts") or {}).values())
     return has_prompt or "truncate_dim" in settings or not all(kind.endswith(".Normalize") for kind in later)
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if the file does not exist."""
-    return read_json(path) if path.is_file() else {}
 
 
 def load_model(name: str) -> SupCLAPModel:

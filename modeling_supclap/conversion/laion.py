@@ -6,7 +6,6 @@ Only files with HTSAT and RoBERTa are supported. Their mel filters must match `l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,15 +39,12 @@ NAMES = (
 )
 
 
-def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[ClapModel, dict[str, int]]:
-    """Build a `ClapModel` from the tensors of a LAION-CLAP file.
-
-    Return the model, and the numbers of unused tensors as `{kind of tensor: number}`.
-    """
-    used, aside = Tensors(tensors, origin).set_aside(ASIDE)
+def clap_from_laion(tensors: Tensors) -> ClapModel:
+    """Build a `ClapModel` from the tensors of a LAION-CLAP file."""
+    used = tensors.set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()
     used.check_constant(HTSAT + FILTERS, expected, FRONT_END)
-    audio, audio_aside, audio_config = htsat_from_tensors(used.below(HTSAT))
+    audio, audio_config = htsat_from_tensors(used.below(HTSAT))
     text = used.below(ROBERTA)
     # LAION trained from roberta-base, with this epsilon; transformers' default is 1e-12.
     text_config = {**bert_fields(text), "layer_norm_eps": 1e-5}
@@ -62,7 +58,7 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
 
     width = whole["audio_projection.linear1.weight"].shape[0]
     config = ClapConfig(audio_config=audio_config, text_config=text_config, projection_dim=width)
-    return whole.build(ClapModel, config), {**audio_aside, **aside}
+    return whole.build(ClapModel, config)
 
 
 def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
@@ -74,14 +70,9 @@ def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
     return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 
 
-def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
-    """Convert the tensors of an HTSAT audio tower to those of `ClapAudioModel`.
-
-    Returns:
-        The renamed tensors, the numbers of unused tensors as `{kind of tensor: number}`, and the configuration fields.
-    """
-    used, aside = tensors.set_aside(HTSAT_ASIDE)
-    encoder = used.rename(HTSAT_NAMES)
+def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Convert the tensors of an HTSAT audio tower to those of `ClapAudioModel`. Return also configuration fields."""
+    encoder = tensors.set_aside(HTSAT_ASIDE).rename(HTSAT_NAMES)
     for fused in list(encoder):
         if ".attention.self.qkv." not in fused:
             continue
@@ -89,7 +80,7 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
         for part, rows in zip(("query", "key", "value"), encoder.pop(fused).chunk(3), strict=True):
             encoder[fused.replace(".qkv.", f".{part}.")] = rows
 
-    return under("audio_encoder.", encoder), aside, _htsat_fields(encoder)
+    return under("audio_encoder.", encoder), _htsat_fields(encoder)
 
 
 def _htsat_fields(encoder: Tensors) -> dict[str, Any]:

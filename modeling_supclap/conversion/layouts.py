@@ -30,14 +30,15 @@ from .open_clip import supclap_from_open_clip
 from .open_clip_tokenizer import prepare_open_clip_tokenizer
 from .provenance import SONAR_LICENSE, Origin
 from .sonar import sonar_from_tensors
+from .tensors import Tensors
 
 FUSION_REMARK = (
     "LAION's fusion of long clips is not used: the model takes the first 10 s of a clip, and encode_audio splits "
     "longer recordings into chunks of 10 s"
 )
 
-# A model, its feature extractor, and the numbers of unused tensors as {kind of tensor: number}.
-Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str, int]]
+# A model and its feature extractor.
+Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Layout:
 
     name: str
     marks: tuple[str, ...]  # regular expressions; each matches the start of at least one tensor name
-    convert: Callable[[Checkpoint], Converted]
+    convert: Callable[[Tensors, Checkpoint], Converted]
     patch_mels: int | None = None  # mel bands per patch, to distinguish layouts with equal tensor names
     # {model part: license}; overrides the model card. The key "" is the license of all parts without a card.
     licenses: Mapping[str, str] = field(default_factory=dict)
@@ -108,10 +109,12 @@ def convert_checkpoint(checkpoint: Checkpoint) -> Conversion:
         ValueError: The layout is unknown, or the checkpoint does not match it.
     """
     layout = recognise(checkpoint.tensors, checkpoint.origin)
-    model, feature_extractor, set_aside = layout.convert(checkpoint)
+    tensors = Tensors(checkpoint.tensors, checkpoint.origin)
+    model, feature_extractor = layout.convert(tensors, checkpoint)
     is_fused = getattr(getattr(model.config, "audio_config", None), "enable_fusion", False)
     parts = _get_parts(model, feature_extractor is not None, checkpoint, layout)
-    return Conversion(layout, model, feature_extractor, parts, set_aside, FUSION_REMARK if is_fused else layout.remark)
+    remark = FUSION_REMARK if is_fused else layout.remark
+    return Conversion(layout, model, feature_extractor, parts, tensors.aside, remark)
 
 
 def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
@@ -144,48 +147,38 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
     return tuple(parts)
 
 
-def _convert_ced(checkpoint: Checkpoint) -> Converted:
+TEXT_SCALE = "logit scale of the text direction"
+
+
+def _convert_ced(tensors: Tensors, checkpoint: Checkpoint) -> Converted:
     """Convert a CED encoder. Its feature extractor is that of the folder, or else that of its configuration."""
-    model, aside = ced_from_tensors(checkpoint.tensors, checkpoint.origin, checkpoint.config)
+    model = ced_from_tensors(tensors, checkpoint.config)
     if list(checkpoint.folder.glob("*processor_config.json")):
         patch = model.config.patch_frames
-        return model, CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=patch), aside
-    return model, CEDFeatureExtractor.from_config(model.config), aside
+        return model, CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=patch)
+    return model, CEDFeatureExtractor.from_config(model.config)
 
 
-def _convert_sonar(checkpoint: Checkpoint) -> Converted:
-    model, aside = sonar_from_tensors(checkpoint.tensors, checkpoint.origin, checkpoint.config)
-    return model, None, aside
+def _convert_ml_clap(tensors: Tensors, checkpoint: Checkpoint, temperature: float | None = None) -> Converted:
+    model = supclap_from_ml_clap(tensors, temperature)
+    return model, CEDFeatureExtractor.from_config(model.config.audio_config)
 
 
-def _convert_ml_clap(checkpoint: Checkpoint, temperature: float | None = None) -> Converted:
-    model, aside = supclap_from_ml_clap(checkpoint.tensors, checkpoint.origin, temperature)
-    return model, CEDFeatureExtractor.from_config(model.config.audio_config), aside
-
-
-def _convert_msclap(checkpoint: Checkpoint) -> Converted:
-    return supclap_from_msclap(checkpoint.tensors, checkpoint.origin)
-
-
-def _convert_laion(checkpoint: Checkpoint) -> Converted:
-    clap, aside = clap_from_laion(checkpoint.tensors, checkpoint.origin)
+def _convert_laion(tensors: Tensors, checkpoint: Checkpoint) -> Converted:
+    clap = clap_from_laion(tensors)
+    tensors.aside[TEXT_SCALE] = 1
     audio_config: Any = clap.config.audio_config
-    feature_extractor = laion_feature_extractor(audio_config.enable_fusion)
-    return supclap_from_clap(clap), feature_extractor, {**aside, "logit scale of the text direction": 1}
+    return supclap_from_clap(clap), laion_feature_extractor(audio_config.enable_fusion)
 
 
-def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
+def _convert_clap_hub(tensors: Tensors, checkpoint: Checkpoint) -> Converted:
     if checkpoint.config.get("model_type") != ClapConfig.model_type:
         raise ValueError(
             f"{checkpoint.origin} has no config.json of a CLAP next to its weights; give the whole folder"
         )
+    tensors.aside[TEXT_SCALE] = 1
     feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    model = supclap_from_clap(load_clap(checkpoint.folder))
-    return model, feature_extractor, {"logit scale of the text direction": 1}
-
-
-def _convert_open_clip(checkpoint: Checkpoint) -> Converted:
-    return *supclap_from_open_clip(checkpoint.tensors, checkpoint.config, checkpoint.origin), {}
+    return supclap_from_clap(load_clap(checkpoint.folder)), feature_extractor
 
 
 # ---- the layouts: the first one that fits is used, so specific layouts come before general ones ----
@@ -197,7 +190,7 @@ LAYOUTS = (
     Layout(
         name="CLAP2, OpenCLIP",
         marks=(r"audio\.encoder\.vit\.", r"audio\.proj\.0\.", r"text\."),
-        convert=_convert_open_clip,
+        convert=lambda tensors, checkpoint: supclap_from_open_clip(tensors, checkpoint.config),
         remark="read from OpenCLIP's published format, checked against OpenCLIP 4.2.0.dev0 with random weights",
         tokenizer="openai-community/gpt2",
         prepare_tokenizer=prepare_open_clip_tokenizer,
@@ -239,7 +232,7 @@ LAYOUTS = (
     Layout(
         name="MS-CLAP 2023",
         marks=(r"caption_encoder\.base\.wte\.", r"audio_encoder\.base\.htsat\."),
-        convert=_convert_msclap,
+        convert=lambda tensors, checkpoint: supclap_from_msclap(tensors),
         remark="the file contains no license; the files of microsoft/msclap on the Hub are MIT",
         tokenizer="openai-community/gpt2",
         max_tokens=77,
@@ -248,7 +241,7 @@ LAYOUTS = (
     Layout(
         name="MS-CLAP 2022",
         marks=(r"caption_encoder\.base\.embeddings\.", r"audio_encoder\.base\.conv_block1\."),
-        convert=_convert_msclap,
+        convert=lambda tensors, checkpoint: supclap_from_msclap(tensors),
         remark="the file contains no license; the files of microsoft/msclap on the Hub are MIT",
         tokenizer="google-bert/bert-base-uncased",
         max_tokens=100,
@@ -266,7 +259,7 @@ LAYOUTS = (
             r"(encoder\.)?(embed_tokens\.weight$|encoder_frontend\.embed\.)",
             r"(encoder\.)?layers\.0\.self_attn\.q_proj\.",
         ),
-        convert=_convert_sonar,
+        convert=lambda tensors, checkpoint: (sonar_from_tensors(tensors, checkpoint.config), None),
         licenses={"": SONAR_LICENSE},
         tokenizer=SONAR_TOKENIZER,
     ),

@@ -6,8 +6,6 @@ Their checkpoints use the same tensor names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from ..configuration_supclap import SupCLAPConfig
@@ -27,21 +25,18 @@ NAMES = (
 GLAP_TEMPERATURE = 0.01
 
 
-def supclap_from_ml_clap(
-    tensors: Mapping[str, torch.Tensor], origin: str, temperature: float | None = None
-) -> tuple[SupCLAPModel, dict[str, int]]:
+def supclap_from_ml_clap(tensors: Tensors, temperature: float | None = None) -> SupCLAPModel:
     """Build a `SupCLAPModel` from the tensors of an ML-CLAP file (557 tensors) or a GLAP file.
 
     Args:
         temperature: Temperature of the model (logits are cosine / temperature). None: read it from the file.
 
     Returns:
-        The model (float32, evaluation mode), and the numbers of unused tensors as `{kind of tensor: number}`.
+        The model (float32, evaluation mode).
     """
-    whole = Tensors(tensors, origin)
-    audio, aside = ced_from_tensors(whole.below(AUDIO), f"the audio encoder of {origin}")
-    text, _ = sonar_from_tensors(whole.below(TEXT), f"the text encoder of {origin}")
-    rest = whole.without(AUDIO, TEXT)
+    audio = ced_from_tensors(tensors.below(AUDIO, f"the audio encoder of {tensors.origin}"))
+    text = sonar_from_tensors(tensors.below(TEXT, f"the text encoder of {tensors.origin}"))
+    rest = tensors.without(AUDIO, TEXT)
     if temperature is None:
         temperature = float(rest["temperature"])
         del rest["temperature"]
@@ -57,4 +52,4 @@ def supclap_from_ml_clap(
     joint = rest.rename(NAMES)
     joint["logit_scale"] = -torch.tensor([temperature], dtype=torch.float64).log()
     joint |= under("audio_model.", audio.state_dict()) | under("text_model.", text.state_dict())
-    return joint.build(SupCLAPModel, config, audio, text), aside
+    return joint.build(SupCLAPModel, config, audio, text)

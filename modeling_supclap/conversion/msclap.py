@@ -7,8 +7,6 @@ The 2023 version (Elizalde et al., arXiv 2309.05767) has HTSAT and GPT-2 with la
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,21 +42,15 @@ NAMES = (
 GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
 
 
-def supclap_from_msclap(
-    tensors: Mapping[str, torch.Tensor], origin: str
-) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
+def supclap_from_msclap(tensors: Tensors) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor]:
     """Build a `SupCLAPModel` and its feature extractor from the tensors in the entry "model" of an MS-CLAP file.
 
-    Returns:
-        The model (float32, evaluation mode), its feature extractor, and the numbers of unused tensors as
-        `{kind of tensor: number}`.
+    The model is in float32, in evaluation mode.
     """
-    checkpoint = Tensors(tensors, origin)
-    audio, audio_config, extractor, audio_aside = _audio_tower(checkpoint)
-    text, text_aside = checkpoint.below(TEXT).set_aside(TEXT_ASIDE)
+    audio, audio_config, extractor = _audio_tower(tensors)
+    text = tensors.below(TEXT).set_aside(TEXT_ASIDE)
     is_decoder = "wte.weight" in text
-    rest = checkpoint.without(AUDIO, TEXT)
-    whole = rest.rename(NAMES)
+    whole = tensors.without(AUDIO, TEXT).rename(NAMES)
     whole["logit_scale"] = scale = whole["logit_scale"].reshape(1)
     whole |= under("audio_model.", audio) | under("text_model.", text)
     config = SupCLAPConfig(
@@ -70,7 +62,7 @@ def supclap_from_msclap(
         text_pooling="last" if is_decoder else "cls",
         temperature=math.exp(-float(scale)),
     )
-    return whole.build(SupCLAPModel, config), extractor, dict(Counter(audio_aside) + Counter(text_aside))
+    return whole.build(SupCLAPModel, config), extractor
 
 
 def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any = None) -> None:
@@ -89,20 +81,17 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any = Non
     tokenizer.backend_tokenizer.post_processor = template
 
 
-def _audio_tower(
-    tensors: Tensors,
-) -> tuple[dict[str, torch.Tensor], PreTrainedConfig, MSCLAPFeatureExtractor, dict[str, int]]:
-    """Convert the audio tower. Return its tensors, configuration, feature extractor and counts of unused tensors."""
+def _audio_tower(tensors: Tensors) -> tuple[dict[str, torch.Tensor], PreTrainedConfig, MSCLAPFeatureExtractor]:
+    """Convert the audio tower. Return its tensors, configuration and feature extractor."""
     htsat = tensors.below(HTSAT)
     if htsat:
         # The mel filters are those for 32 kHz, because the authors' code uses HTSAT's settings for them.
         extractor, prefix = MSCLAPFeatureExtractor(), HTSAT
-        audio, aside, fields = htsat_from_tensors(htsat)
+        audio, fields = htsat_from_tensors(htsat)
         config: PreTrainedConfig = ClapAudioConfig(**fields)
     else:
         extractor, prefix = MSCLAPFeatureExtractor(filter_rate_hz=None, max_length_s=5), AUDIO
-        used, aside = tensors.below(AUDIO).set_aside(CNN14_ASIDE)
-        cnn14 = used.rename(CNN14_NAMES)
+        cnn14 = tensors.below(AUDIO).set_aside(CNN14_ASIDE).rename(CNN14_NAMES)
         num_blocks = cnn14.count_layers("conv_blocks.")
         channels = [cnn14[f"conv_blocks.{index}.conv1.weight"].shape[0] for index in range(num_blocks)]
         width, n_mels = cnn14["fc1.weight"].shape[0], cnn14["bn0.weight"].shape[0]
@@ -111,7 +100,7 @@ def _audio_tower(
     expected = torch.from_numpy(extractor.mel_filters_slaney).float()
     advice = "MS-CLAP expects 44.1 kHz, 1,024 samples and 64 Slaney mel bands from 50 to 14,000 Hz"
     tensors.check_constant(prefix + FILTERS, expected, advice)
-    return audio, config, extractor, aside
+    return audio, config, extractor
 
 
 def _gpt2_config(text: Tensors) -> GPT2Config:

@@ -24,7 +24,6 @@ from ..configuration_supclap import ModernTextConfig, NaFlexConfig, SupCLAPConfi
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import apply_umask
 from .files import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, read_checkpoint, read_json
 from .folders import copy_origin, writing_folder
 from .open_clip_tokenizer import (
@@ -139,7 +138,7 @@ def load_open_clip(name: str | Path, tokenizer: str | None = None) -> tuple[SupC
         ValueError: The settings are not supported, or tensors or tokenizer do not fit.
     """
     checkpoint = read_checkpoint(name)
-    model, _ = supclap_from_open_clip(checkpoint.tensors, checkpoint.config, checkpoint.origin)
+    model, _ = supclap_from_open_clip(Tensors(checkpoint.tensors, checkpoint.origin), checkpoint.config)
     # the model card names the source of each tower
     for part in (model, model.audio_model, model.text_model):
         part.name_or_path = part.config.name_or_path = str(name)
@@ -155,32 +154,28 @@ def load_open_clip_processor(name: str | Path, tokenizer: str | None = None) -> 
     return SupCLAPProcessor(_read_audio(model_cfg["audio_cfg"], str(name))[1], words)
 
 
-def supclap_from_open_clip(
-    tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], origin: str
-) -> tuple[SupCLAPModel, CEDFeatureExtractor]:
+def supclap_from_open_clip(tensors: Tensors, settings: Mapping[str, Any]) -> tuple[SupCLAPModel, CEDFeatureExtractor]:
     """Convert the tensors of an OpenCLIP audio model to a `SupCLAPModel`, and build its feature extractor.
 
     Args:
         settings: Content of `open_clip_config.json`.
-        origin: Name of the checkpoint for error messages.
 
     Raises:
         ValueError: A field of the settings is unknown or has an unsupported value, or the tensors do not fit.
     """
-    model_cfg = _get_model_cfg(settings, origin)
+    model_cfg = _get_model_cfg(settings, tensors.origin)
     audio_cfg, text_cfg = model_cfg["audio_cfg"], model_cfg["text_cfg"]
-    audio_config, extractor = _read_audio(audio_cfg, origin)
-    text_config, options = _read_text(text_cfg, origin)
-    whole = Tensors(tensors, origin)
-    _refuse_old_patches(whole, audio_config)
+    audio_config, extractor = _read_audio(audio_cfg, tensors.origin)
+    text_config, options = _read_text(text_cfg, tensors.origin)
+    _refuse_old_patches(tensors, audio_config)
     # hf_proj_type "mlp": linear, GELU, linear, without biases
-    if text_cfg.get("hf_model_name") and "text.proj.0.weight" in whole:
-        inner = whole["text.proj.0.weight"].shape[0]
+    if text_cfg.get("hf_model_name") and "text.proj.0.weight" in tensors:
+        inner = tensors["text.proj.0.weight"].shape[0]
         options["text_dense"] = [{"out_features": inner, "activation": "gelu", "bias": False}]
 
     text_names = _HF_TEXT_NAMES if text_cfg.get("hf_model_name") else _TEXT_NAMES
     prefixes = {**_AUDIO_NAMES, **text_names}
-    renamed = whole.rename([("^" + re.escape(theirs), ours) for theirs, ours in prefixes.items()])
+    renamed = tensors.rename([("^" + re.escape(theirs), ours) for theirs, ours in prefixes.items()])
     for name in ("logit_scale", "logit_bias"):
         if name in renamed:
             renamed[name] = renamed[name].reshape(1)
@@ -371,7 +366,6 @@ def save_open_clip(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str
     with writing_folder(folder) as written:
         (written / OPEN_CLIP_CONFIG).write_text(settings, encoding="utf-8")
         save_file(open_clip_tensors(model), written / OPEN_CLIP_WEIGHTS[0])
-        apply_umask(written)
         processor.tokenizer.save_pretrained(written)
         copy_origin(model, written)
 

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import apply_umask
 from .folders import writing_folder
 from .layouts import Conversion
 from .provenance import write_provenance
@@ -40,7 +39,6 @@ def save_conversion(
         if tokenizer is not None:
             prepare_tokenizer(conversion, tokenizer)
         conversion.model.save_pretrained(written)
-        apply_umask(written)  # a tower may be a model of transformers
         extractor = conversion.feature_extractor
         if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
             processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)

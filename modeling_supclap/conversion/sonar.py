@@ -33,31 +33,30 @@ FROM_FAIRSEQ2_ROWS = [2, 0, 3, 1]
 ASIDE = {r"(version|embed_positions\._float_tensor)$": "fairseq constants"}
 
 
-def sonar_from_tensors(
-    tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
-) -> tuple[SonarTextModel, dict[str, int]]:
+def sonar_from_tensors(tensors: Tensors, config: Mapping[str, Any] | None = None) -> SonarTextModel:
     """Build a `SonarTextModel` from Meta's `sonar_text_encoder.pt` or a transformers `M2M100Encoder` checkpoint.
 
     `config` is the content of `config.json`. If it is None or empty, the configuration is derived from the tensor
     shapes.
 
     Returns:
-        The encoder (float32, evaluation mode), and the numbers of unused tensors as `{kind of tensor: number}`.
+        The encoder (float32, evaluation mode).
     """
     fields = dict(config or {})
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:
-        raise ValueError(f"{origin} has weights of an M2M100 encoder, but its config.json has model_type {kind!r}")
+        raise ValueError(
+            f"{tensors.origin} has weights of an M2M100 encoder, but its config.json has model_type {kind!r}"
+        )
 
-    whole = Tensors(tensors, origin)
-    is_fairseq2 = FAIRSEQ2_EMBEDDING in whole
-    used, aside = whole.set_aside({} if is_fairseq2 else ASIDE)
+    is_fairseq2 = FAIRSEQ2_EMBEDDING in tensors
+    used = tensors.set_aside({} if is_fairseq2 else ASIDE)
     encoder = used.rename(FAIRSEQ2_NAMES if is_fairseq2 else FAIRSEQ2_NAMES[-1:])
     if is_fairseq2:
         embedding = encoder[EMBEDDING]
         encoder[EMBEDDING] = torch.cat([embedding[FROM_FAIRSEQ2_ROWS], embedding[4:]])
 
     own_config = M2M100Config(**fields) if fields else _config_from_shapes(encoder)
-    return encoder.build(SonarTextModel, own_config), aside
+    return encoder.build(SonarTextModel, own_config)
 
 
 def _config_from_shapes(encoder: Tensors) -> M2M100Config:

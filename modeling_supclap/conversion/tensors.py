@@ -15,12 +15,14 @@ from transformers.initialization import no_init_weights
 class Tensors(dict[str, torch.Tensor]):
     """Tensors of a checkpoint as `{name: tensor}`, with methods for conversions.
 
-    `origin` is the name of the checkpoint for error messages.
+    `origin` is the name of the checkpoint for error messages. `aside` contains the numbers of unused tensors, as
+    `{kind of tensor: number}`: those of a part, and of renamed tensors, are also those of the whole checkpoint.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], origin: str, aside: Counter[str] | None = None) -> None:
         super().__init__(tensors)
         self.origin = origin
+        self.aside: Counter[str] = Counter() if aside is None else aside
 
     def __missing__(self, name: str) -> torch.Tensor:
         raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
@@ -37,7 +39,7 @@ class Tensors(dict[str, torch.Tensor]):
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
         """Rename tensors by the first matching rule (pattern, replacement). Raise ValueError if names become equal."""
-        renamed = Tensors({}, self.origin)
+        renamed = Tensors({}, self.origin, self.aside)
         for name in sorted(self):
             new = name
             for pattern, replacement in rules:
@@ -52,35 +54,34 @@ class Tensors(dict[str, torch.Tensor]):
 
     def without(self, *prefixes: str) -> Tensors:
         """Return the tensors that have none of these name prefixes."""
-        return Tensors({name: self[name] for name in self if not name.startswith(prefixes)}, self.origin)
+        others = {name: self[name] for name in self if not name.startswith(prefixes)}
+        return Tensors(others, self.origin, self.aside)
 
-    def below(self, prefix: str) -> Tensors:
-        """Return the tensors with this name prefix, and remove the prefix from their names."""
+    def below(self, prefix: str, origin: str | None = None) -> Tensors:
+        """Return the tensors with this name prefix, and remove the prefix from their names.
+
+        `origin` is the name of this part for error messages, by default that of the checkpoint.
+        """
         matching = {}
         for name, value in self.items():
             if name.startswith(prefix):
                 matching[name.removeprefix(prefix)] = value
-        return Tensors(matching, self.origin)
+        return Tensors(matching, origin or self.origin, self.aside)
 
-    def set_aside(self, reasons: Mapping[str, str]) -> tuple[Tensors, dict[str, int]]:
-        """Remove tensors that do not affect the embeddings.
+    def set_aside(self, reasons: Mapping[str, str]) -> Tensors:
+        """Return the tensors that affect the embeddings, and count the others in `aside`.
 
-        Args:
-            reasons: `{regular expression: kind of tensor}`; a tensor is removed if an expression matches the start of
-                its name.
-
-        Returns:
-            The remaining tensors, and the numbers of removed tensors as `{kind of tensor: number}`.
+        `reasons` is `{regular expression: kind of tensor}`. A tensor is left out if an expression matches the start of
+        its name.
         """
-        used = Tensors(self, self.origin)
-        counts: Counter[str] = Counter()
+        used = Tensors(self, self.origin, self.aside)
         for name in self:
             for pattern, reason in reasons.items():
                 if name in used and re.match(pattern, name):
-                    counts[reason] += 1
+                    self.aside[reason] += 1
                     del used[name]
 
-        return used, dict(counts)
+        return used
 
     def count_layers(self, prefix: str) -> int:
         """Return the number of layers with names `<prefix><index>.`: the highest index + 1."""

@@ -33,6 +33,8 @@ import numpy as np
 import torch
 from transformers import ClapModel, ClapProcessor
 
+from modeling_supclap.metrics.recall.ranking import get_norms
+
 from .. import encoding
 from ..audio_input import Recording
 from ..modeling_supclap import SupCLAPModel
@@ -41,8 +43,6 @@ from ..strict_loading import weights_version
 from .fingerprints import settings_text, tokenizer_text, weights_fingerprint
 
 DEFAULT_RATE_HZ = 48000
-# Tolerance for the norm of a unit vector, because of half-precision rounding.
-_NORM_TOLERANCE = 1e-2
 
 
 @dataclass
@@ -202,17 +202,10 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
         raise ValueError(f"{name} have shape {array.shape}; expected ({count}, dimensions) for {count} inputs")
 
     array = array.astype(np.float32, copy=False)
-    norms = np.linalg.norm(array.astype(np.float64), axis=1)
-    bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
-    if len(bad):
-        raise ValueError(f"{name}: {len(bad)} of {count} are zero or not finite, the first at index {bad[0]}")
-
-    furthest = float(norms[np.abs(norms - 1).argmax()]) if count else 1.0
-    if abs(furthest - 1) > _NORM_TOLERANCE:
-        warnings.warn(f"{name} have a norm of {furthest:.4g}, expected 1; normalising them", stacklevel=3)
-    if abs(furthest - 1) > 1e-6:
-        array = (array / norms[:, None]).astype(np.float32)
-    return array
+    if not count:
+        return array
+    norms = get_norms(array, name)  # (count, 1)
+    return array if np.abs(norms - 1).max() <= 1e-6 else (array / norms).astype(np.float32)
 
 
 def default_device() -> str:

@@ -18,9 +18,6 @@ CANDIDATES = 20
 
 _BLOCK_ROWS = 16_384
 
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1).astype(np.uint16)
-"""Number of ones in each byte."""
-
 
 def shorten(embeds: np.ndarray, width: int | None) -> np.ndarray:
     """Return the first `width` values of embeddings (..., d), normalized again. None: all values, unchanged.
@@ -87,7 +84,7 @@ def score(vectors: np.ndarray, query: np.ndarray, precision: str, limit: int) ->
     if precision == "float32":
         return indices, vectors @ query
     if precision == "binary" and CANDIDATES * limit < len(vectors):
-        distances = _BITS[vectors ^ np.packbits(query > 0)].sum(axis=1)
+        distances = np.bitwise_count(vectors ^ np.packbits(query > 0)).sum(axis=1)
         last = np.partition(distances, CANDIDATES * limit - 1)[CANDIDATES * limit - 1]
         indices = np.flatnonzero(distances <= last)
     scores = []

@@ -66,13 +66,14 @@ class SupCLAPEncoder(AbsEncoder):
         trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> None:
-        hub: dict[str, Any] = {} if revision is None else {"revision": revision}
-        if model is None and not hub and not kwargs:
-            model = load_embedding_model(model_name, processor, device, trust_remote_code=trust_remote_code)
-        if not isinstance(model, EmbeddingModel):
-            loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
-            place = device or (default_device() if model is None else loaded.device)
-            model = load_embedding_model(loaded.to(place).eval(), processor, name=model_name)
+        loaded: Any = model or model_name
+        if model is None and (revision or kwargs):
+            hub: dict[str, Any] = {} if revision is None else {"revision": revision}
+            loaded = SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
+            loaded.to(device or default_device())
+        elif device is not None and isinstance(model, SupCLAPModel):
+            loaded.to(device)
+        model = load_embedding_model(loaded, processor, device, model_name, trust_remote_code)
         self.embedding_model = model
         self.model, self.processor, self.device = model.model, model.processor, model.device
         self.language = language
@@ -116,7 +117,7 @@ class SupCLAPEncoder(AbsEncoder):
             if "audio" in columns:
                 recordings = [self._pad(recording) for recording in as_recordings(batch["audio"])[0]]
                 for chunks in model.chunk_embeddings(recordings, batch_size=batch_size):
-                    audio.append(mean_embedding(torch.as_tensor(chunks.embeds)).numpy())
+                    audio.append(mean_embedding(chunks.embeds).numpy())
 
         parts = [np.stack(audio)] if audio else []
         if texts:

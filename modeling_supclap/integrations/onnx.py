@@ -156,7 +156,7 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
     waveforms = sessions["audio"].get_inputs()[0].name == "waveform"
     for name, batches in _batches(model, processor, waveforms).items():
         session = sessions[name]
-        axes = next(iter(_find_varying_axes(batches).values()))
+        last_axis = max(next(iter(_name_dynamic_axes(batches).values())))
         for inputs in batches:
             values: Mapping[str, Any] = inputs
             # compare with the processor, which computes the spectrogram outside the graph
@@ -168,7 +168,7 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
 
             (embeds,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
             sizes = next(iter(inputs.values())).shape
-            length = sizes[axes[-1]] if axes[-1] else max(sizes[1:])
+            length = sizes[last_axis] if last_axis else max(sizes[1:])
             parity.append(Parity(name, sizes[0], length, float(np.abs(embeds - expected).max())))
 
     worst = max(parity, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
@@ -186,28 +186,22 @@ def _batches(model: SupCLAPModel, processor: SupCLAPProcessor, waveforms: bool) 
     longest = min(3 * window, _LONGEST_SECONDS)
     lengths = [[1.0, min(1.2 * window, longest)], [least], [window / 2], [0.999 * window], [1.001 * window]]
     lengths += [[least, 1.0, window / 2], [longest, window, 1.0, min(1.5 * window, longest)]]
-    audio = [_audio_inputs(processor, seconds) for seconds in lengths]
-    if waveforms:
-        for index, seconds in enumerate(lengths):
-            clips = _noise(extractor, seconds[:1] * len(seconds))
-            audio[index] = {"waveform": torch.from_numpy(np.stack(clips))}
-    elif model._run_encoder is not None and all(map(_has_frame_mask, audio)):
-        # `run_encoder` encodes clips of equal length together, without a mask.
-        for index, seconds in enumerate(lengths):
-            features = _audio_inputs(processor, seconds[:1] * len(seconds))["input_features"]
-            audio[index] = {"input_features": features}
+    audio = []
+    for seconds in lengths:
+        inputs, equal_seconds = _audio_inputs(processor, seconds), seconds[:1] * len(seconds)
+        mask = inputs.get("audio_attention_mask")
+        if waveforms:
+            inputs = {"waveform": torch.from_numpy(np.stack(_noise(extractor, equal_seconds)))}
+        elif model._run_encoder is not None and mask is not None and len(mask[0]) == len(inputs["input_features"][0]):
+            # `run_encoder` encodes clips of equal length together, without a mask.
+            inputs = {"input_features": _audio_inputs(processor, equal_seconds)["input_features"]}
+        audio.append(inputs)
 
     texts: list[dict[str, Tensor]] = []
     for counts in ([5, 1], [1], [9], [1, 4, 30], [700, 2], [12] * 5):
-        captions = [" ".join(["rain"] * count) for count in counts]
-        texts.append(_text_inputs(processor, captions))
+        batch = processor(text=[" ".join(["rain"] * count) for count in counts], return_tensors="pt")
+        texts.append({name: batch[name] for name in ("input_ids", "attention_mask")})
     return {"audio": audio, "text": texts}
-
-
-def _has_frame_mask(batch: Mapping[str, Tensor]) -> bool:
-    """Return whether a batch has an attention mask with one value per frame of its input features."""
-    mask = batch.get("audio_attention_mask")
-    return mask is not None and len(mask[0]) == len(batch["input_features"][0])
 
 
 def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict[str, Tensor]:
@@ -230,18 +224,12 @@ def _noise(extractor: Any, seconds: Sequence[float]) -> list[np.ndarray]:
     return clips
 
 
-def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Tensor]:
-    batch = processor(text=texts, return_tensors="pt")
-    return {name: batch[name] for name in ("input_ids", "attention_mask")}
-
-
 def _export(graph: Graph, batches: Sequence[Mapping[str, Tensor]], path: Path) -> None:
     """Export one graph. The axes in which the batches differ are dynamic."""
+    import onnx
+
     name, inputs = path.stem, batches[0]
     tower = graph.model.audio_model if name == "audio" else graph.model.text_model
-    shapes = []
-    for axes in _find_varying_axes(batches).values():
-        shapes.append(dict.fromkeys(axes, torch.export.Dim.DYNAMIC))
 
     # Hide the exporter's warnings about packages that are not needed, such as torchvision.
     level = logging.root.manager.disable
@@ -253,7 +241,7 @@ def _export(graph: Graph, batches: Sequence[Mapping[str, Tensor]], path: Path) -
                 tuple(inputs.values()),
                 input_names=list(inputs),
                 output_names=[f"{name}_embeds"],
-                dynamic_shapes=(tuple(shapes),),
+                dynamic_shapes=(tuple(_name_dynamic_axes(batches).values()),),
                 dynamo=True,
                 verbose=False,
             )
@@ -264,36 +252,22 @@ def _export(graph: Graph, batches: Sequence[Mapping[str, Tensor]], path: Path) -
         raise ValueError(f"torch.onnx cannot export the {name} tower, a {type(tower).__name__}: {cause}") from error
     finally:
         logging.disable(level)
-    _name_axes(path, name)
+
+    # onnxruntime's `quantize_dynamic` compares the shapes of intermediate values with its own, and fails at differences
+    exported = onnx.load(path, load_external_data=False)
+    del exported.graph.value_info[:]
+    onnx.save(exported, path)
 
 
-def _find_varying_axes(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, list[int]]:
-    """Return the axes of each input in which the batches differ, the batch axis first."""
-    varying = {}
+def _name_dynamic_axes(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, dict[int, str]]:
+    """Return the axes of each input in which the batches differ, with their names: the batch, then the length."""
+    length = {"input_ids": "tokens", "waveform": "samples"}.get(next(iter(batches[0])), "frames")
+    named = {}
     for name in batches[0]:
         sizes = np.array([batch[name].shape for batch in batches])  # (batches, axes)
-        varying[name] = np.flatnonzero((sizes != sizes[0]).any(axis=0)).tolist()
-    return varying
-
-
-def _name_axes(path: Path, name: str) -> None:
-    """Name the dynamic axes, and remove the shapes of intermediate values.
-
-    onnxruntime's `quantize_dynamic` compares these shapes with its own and fails at differences.
-    """
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    del model.graph.value_info[:]
-    is_waveform = len(model.graph.input[0].type.tensor_type.shape.dim) == 2
-    length = "tokens" if name == "text" else "samples" if is_waveform else "frames"
-    for value in (*model.graph.input, *model.graph.output):
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if axis == 0:
-                dim.dim_param = "batch"
-            elif dim.dim_param:
-                dim.dim_param = length
-    onnx.save(model, path)
+        axes = np.flatnonzero((sizes != sizes[0]).any(axis=0)).tolist()
+        named[name] = dict(zip(axes, ("batch", length), strict=False))
+    return named
 
 
 def _describe(

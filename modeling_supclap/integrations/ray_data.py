@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..encoding import mean_embedding
 from ..evaluation.models import load_embedding_model
@@ -72,7 +71,7 @@ class EmbedRecordings:
             if chunks.error is not None:
                 errors[number] = str(chunks.error)
                 continue
-            embeds[number] = mean_embedding(torch.as_tensor(chunks.embeds)).float().cpu()
+            embeds[number] = mean_embedding(chunks.embeds)
         return {**batch, "embedding": embeds, "error": np.array(errors, dtype=object)}
 
 

@@ -23,8 +23,8 @@ from transformers import BatchFeature
 
 from modeling_supclap.datasets_scripts.audio_files import is_audio_name
 
-from ..audio_input import as_recordings, require_length
-from ..encoding import chunk_starts, get_chunk_samples, max_chunk_seconds, mean_embedding, min_clip_samples
+from ..audio_input import as_recordings
+from ..encoding import ChunkReader, get_chunk_samples, max_chunk_seconds, mean_embedding, min_clip_samples
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
@@ -131,24 +131,22 @@ class SupCLAPModule(InputModule):
         if texts.count(None) < len(texts):
             raise ValueError("the batch has both texts and recordings; encode them in two calls")
 
-        rate_hz = int(self.processor.feature_extractor.sampling_rate)
+        extractor: Any = self.processor.feature_extractor
+        rate_hz = int(extractor.sampling_rate)
         audio = []
         for one in inputs:
             is_wrapped = isinstance(one, Mapping) and set(one) == {"audio"}
             audio.append(one["audio"] if is_wrapped else one)
         recordings, _ = as_recordings(audio, sampling_rate or rate_hz)
-        method = self.processor.resampling_method
-        longest_seconds = max_chunk_seconds(self.processor.feature_extractor)
-        chunk_samples = get_chunk_samples(None, rate_hz, 0, longest_seconds)
-        shortest = min_clip_samples(self.processor.feature_extractor)
-        chunks, counts = [], []
-        for recording in recordings:
-            clip = recording.read(rate_hz, resampling_method=method)
-            require_length(clip, shortest, rate_hz, recording.name)
-            starts = chunk_starts(len(clip), chunk_samples, chunk_samples, rate_hz // 10)
-            chunks += [clip[start : start + chunk_samples] for start in starts]
-            counts.append(len(starts))
-        features = dict(BatchFeature(self.processor.extract(chunks), tensor_type="pt"))
+        chunk_samples = get_chunk_samples(None, rate_hz, 0, max_chunk_seconds(extractor))
+        shortest, method = min_clip_samples(extractor), self.processor.resampling_method
+        reader = ChunkReader(rate_hz, chunk_samples, chunk_samples, shortest, False, method)
+        waveforms, counts = [], []
+        for index, recording in enumerate(recordings):
+            chunks = reader.read(index, recording)
+            waveforms += [chunk.content for chunk in chunks]
+            counts.append(len(chunks))
+        features = dict(BatchFeature(self.processor.extract(waveforms), tensor_type="pt"))
         return {**features, "chunk_counts": torch.tensor(counts)}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

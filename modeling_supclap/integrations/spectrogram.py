@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import ClapFeatureExtractor
 
 from ..feature_extraction_ced import CEDFeatureExtractor, mel_filters, window_function
-from ..feature_extraction_clap import POWER_FLOOR
+from ..feature_extraction_clap import POWER_FLOOR, fill_batch
 
 
 class Spectrogram(nn.Module):
@@ -50,7 +50,8 @@ class Spectrogram(nn.Module):
         """
         is_clap = isinstance(self.extractor, ClapFeatureExtractor)
         if is_clap:
-            waveform = self._fill(waveform)
+            lengths = torch.ones_like(waveform, dtype=torch.int64).sum(dim=1)  # tensors, which may vary in a graph
+            waveform = fill_batch(waveform, lengths, self.extractor)
         elif self.extractor.pad_to_samples:
             missing = torch.sym_max(self.extractor.pad_to_samples - waveform.shape[1], 0)
             waveform = nn.functional.pad(waveform, (0, missing))
@@ -64,13 +65,3 @@ class Spectrogram(nn.Module):
             return decibels.float().unsqueeze(1)
         loudest = decibels.amax((1, 2), keepdim=True)
         return decibels.maximum(loudest - self.extractor.top_db).float().mT
-
-    def _fill(self, waveform: Tensor) -> Tensor:
-        """Crop CLAP's input to its beginning, or extend it by the extractor's `padding`: (B, S) -> (B, samples)."""
-        most = self.extractor.nb_max_samples
-        # S as a tensor, which may vary in a graph
-        count = torch.ones_like(waveform[0], dtype=torch.int64).sum()
-        whole = (most / count.double()).floor().long().clamp(min=1)  # torch.onnx cannot export most // count
-        copies = {"repeat": most, "repeatpad": whole}.get(self.extractor.padding, 1)
-        positions = torch.arange(most, device=waveform.device)
-        return waveform[:, positions % count] * (positions < count * copies)

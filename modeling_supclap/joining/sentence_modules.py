@@ -42,11 +42,11 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
         ValueError: The weights of a dense layer are missing, or `pooling` is None and the model has an unsupported
             pooling or module.
     """
-    modules = _read_json(name, "modules.json") or []
+    modules = _read_json(name, "modules.json")
     mode, dense, weights, normalize = "", [], [], False
     for module in modules:
         kind = module["type"].rpartition(".")[2]
-        settings = _read_json(name, f"{module['path']}/config.json") or {}
+        settings = _read_json(name, f"{module['path']}/config.json")
         if kind == "Pooling":
             mode = _read_pooling(settings)
             if pooling not in (None, mode):
@@ -57,8 +57,7 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
             bias = settings.get("bias", True)
             dense.append({"out_features": settings["out_features"], "activation": activation, "bias": bias})
             folder = module["path"]
-            local = find_file(name, f"{folder}/model.safetensors")
-            local = local or find_file(name, f"{folder}/pytorch_model.bin")
+            local = find_file(name, f"{folder}/model.safetensors") or find_file(name, f"{folder}/pytorch_model.bin")
             if local is None:
                 raise ValueError(f"{name} has no weights for its module {module['path']}; download it again")
             weights.append(load_state_dict(local))
@@ -80,15 +79,15 @@ def read_text_settings(name: str) -> tuple[str, int | None]:
     The prompt is the default prompt if there is one, else the query prompt, else "". The maximum is None if the model
     does not set it.
     """
-    settings = _read_json(name, "config_sentence_transformers.json") or {}
+    settings = _read_json(name, "config_sentence_transformers.json")
     prompts = settings.get("prompts") or {}
     prompt = prompts.get(settings.get("default_prompt_name")) or prompts.get("query") or ""
-    return prompt, (_read_json(name, "sentence_bert_config.json") or {}).get("max_seq_length")
+    return prompt, _read_json(name, "sentence_bert_config.json").get("max_seq_length")
 
 
 def read_text_pooling(name: str) -> str | None:
     """Read the text pooling of a SupCLAP model from its folder or Hub id. Return None for other models."""
-    return (_read_json(name, "config.json") or {}).get("text_pooling")
+    return _read_json(name, "config.json").get("text_pooling")
 
 
 def _read_pooling(settings: dict[str, Any]) -> str:
@@ -103,5 +102,6 @@ def _read_pooling(settings: dict[str, Any]) -> str:
 
 
 def _read_json(name: str, path: str) -> Any:
+    """Read a file of a folder or Hub id. Return {} if there is none."""
     local = find_file(name, path)
-    return None if local is None else json.loads(Path(local).read_text(encoding="utf-8"))
+    return {} if local is None else json.loads(Path(local).read_text(encoding="utf-8"))

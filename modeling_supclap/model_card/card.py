@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ LOSS_NAMES = {
 def model_card(facts: CardFacts) -> ModelCard:
     """Generate a model card with Hub metadata, text, and a checksum in the last line."""
     parts = origins(facts.model, facts.base_model)
-    shown = list(map(_escape, parts))
     license = facts.license or license_of(parts)
     scores = list(chain.from_iterable(map(get_card_scores, facts.results)))
 
@@ -66,11 +64,11 @@ def model_card(facts: CardFacts) -> ModelCard:
     text = environment.get_template("card.md.j2").render(
         facts=facts,
         config=facts.model.config,
-        parts=shown,
+        parts=parts,
         license=license,
         sonar_license=SONAR_LICENSE,
-        bound=[part for part in shown if "-nc" in part.license],
-        unknown=[part for part in shown if part.source and not part.license],
+        bound=[part for part in parts if "-nc" in part.license],
+        unknown=[part for part in parts if part.source and not part.license],
         language=language,
         captions=json.dumps([phrases["dog"][language], phrases["rain"][language]], ensure_ascii=False),
         objective=_describe_objective(facts.arguments),
@@ -206,14 +204,6 @@ def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: S
         model_name=facts.name,
         eval_results=list(map(CardScore.as_eval_result, scores)) or None,
     )
-
-
-def _escape(part: Origin) -> Origin:
-    """Return a part with its texts, which may be those of a stranger, escaped for Markdown."""
-    texts: dict[str, Any] = {}
-    for name in ("part", "kind", "source", "license", "sha256", "base_model"):
-        texts[name] = inline_markdown(str(getattr(part, name) or ""))
-    return replace(part, **texts)
 
 
 def _digest(body: str) -> str:

@@ -286,15 +286,15 @@ def render_hits(
     """
     if not hits:
         return "<p>No indexed recording to search.</p>"
-    scored = {file: searcher.strip(vector, file) for file in {hit.file for hit in hits}}
-    hits = [hit for hit in hits if len(scored[hit.file][0])]  # the others were removed after the search
-    if not hits:
-        return "<p>The recordings were removed; search again.</p>"
-
     strips: dict[str, dict[str, Any]] = {}
+    all_scores: list[float] = []
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     for hit in hits:
-        onsets, scores = scored[hit.file]
+        if hit.file in strips:
+            continue
+        onsets, scores = searcher.strip(vector, hit.file)
+        if not len(onsets):  # removed after the search
+            continue
         length = max(onsets[-1] + hit.end_seconds - hit.start_seconds, 1e-3)
         strip = {"number": len(strips), "length": length, "address": f"recordings/{quote(hit.file)}"}
         strip["windows"] = list(zip(onsets, [*onsets[1:], length], scores, strict=True))
@@ -302,12 +302,15 @@ def render_hits(
             strip["is_there"] = find_inside(root, hit.file).is_file()
         except FileNotFoundError:
             strip["is_there"] = False
-        strips.setdefault(hit.file, strip)
+        strips[hit.file] = strip
+        all_scores.extend(scores)
+    if not strips:
+        return "<p>The recordings were removed; search again.</p>"
 
     # All plots share one color scale, because the scores within a short recording are almost equal.
-    all_scores = np.concatenate([scores for _, scores in scored.values() if len(scores)])
-    lowest = all_scores.min()
-    span = max(all_scores.max() - lowest, 2 * (searcher.background() - lowest))
+    hits = [hit for hit in hits if hit.file in strips]
+    lowest = min(all_scores)
+    span = max(max(all_scores) - lowest, 2 * (searcher.background() - lowest))
     rows = to_rows([Answer(query, list(hits))])
     tables = {"hits.csv": to_csv(rows, COLUMNS), "hits.txt": to_raven(rows, "", searcher.model.sampling_rate_hz / 2)}
     source = (_HERE / "hits.html.j2").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ def test_golden_embeddings_of_dasheng(seconds, start, length):
     """The expected values are from the package dasheng 0.0.9, with chunks averaged as in GLAP."""
     encoder = published.golden(published.on_meta(published.ced_encoder(128, 2, dasheng=True)), 0.2)
     encoder["init_bn.num_batches_tracked"] = torch.tensor(1)
-    model, _ = ced_from_tensors(published.ced_original(encoder, {}), "golden")
+    model, _ = published.convert(ced_from_tensors, published.ced_original(encoder, {}), "golden")
     clip = 0.5 * builders.tone(440, seconds * 16000) + 0.25 * builders.tone(1000, seconds * 16000)
     extractor = CEDFeatureExtractor.from_config(model.config)
     embedding = model(**extractor(clip, sampling_rate=16000, return_tensors="pt")).pooler_output[0]
@@ -57,7 +57,7 @@ def test_every_published_size_fits_to_the_last_tensor(on_meta, layout, count, si
     encoder, head = (published.on_meta(published.ced_encoder(width, 12)), published.on_meta(published.ced_head(width)))
     tensors = LAYOUTS[layout](encoder, head)
     assert len(tensors) == count
-    model, aside = ced_from_tensors(tensors, size)
+    model, aside = published.convert(ced_from_tensors, tensors, size)
     assert model.config.to_dict() == CEDConfig(**builders.CED_SIZES[size]).to_dict()
     assert len(model.state_dict()) + sum(aside.values()) == count
 
@@ -65,7 +65,7 @@ def test_every_published_size_fits_to_the_last_tensor(on_meta, layout, count, si
 @pytest.mark.parametrize(("width", "depth", "heads"), [(768, 12, 12), (1280, 32, 16), (1536, 40, 24)])
 def test_every_size_of_dasheng_fits_to_the_last_tensor(on_meta, width, depth, heads):
     tensors = published.ced_original(published.on_meta(published.ced_encoder(width, depth, dasheng=True)), {})
-    model, aside = ced_from_tensors(tensors, "dasheng")
+    model, aside = published.convert(ced_from_tensors, tensors, "dasheng")
     config = model.config
     assert (config.embed_dim, config.depth, config.num_heads) == (width, depth, heads)
     assert (config.patch_mels, config.patch_frames, config.target_length) == (64, 4, 1008)
@@ -80,7 +80,7 @@ def test_a_dasheng_folder_of_the_hub(tmp_path):
     nested = {"model_type": "dasheng", "name": "dasheng-base", "loss": "BCELoss"}
     nested["encoder_kwargs"] = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
     for config in (fields, nested, None):
-        model, _ = ced_from_tensors(tensors, "folder", config)
+        model, _ = published.convert(ced_from_tensors, tensors, "folder", config)
         torch.testing.assert_close(model.state_dict(), encoder, atol=0, rtol=0)
         assert model.config.patch_frames == 4
 
@@ -113,35 +113,35 @@ def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = checkpoint("original")
     change(tensors)
     with pytest.raises(ValueError, match=rf"^the file.*{message}"):
-        ced_from_tensors(tensors, "the file")
+        published.convert(ced_from_tensors, tensors, "the file")
 
 
 def test_the_hub_configuration_counts_and_is_checked():
     tensors = checkpoint("hub")
     fields = {**builders.PUBLISHED_CED_CONFIG, "embed_dim": 64, "depth": 2, "num_heads": 2, "target_length": 1010}
-    model, _ = ced_from_tensors(tensors, "file", fields)
+    model, _ = published.convert(ced_from_tensors, tensors, "file", fields)
     assert (model.config.num_heads, model.config.target_length) == (2, 1010)
     with pytest.raises(ValueError, match=r"\b12\b"):
-        ced_from_tensors(tensors, "file", {**fields, "depth": 1})
+        published.convert(ced_from_tensors, tensors, "file", {**fields, "depth": 1})
     with pytest.raises(ValueError, match="'bert'"):
-        ced_from_tensors(tensors, "file", {"model_type": "bert"})
+        published.convert(ced_from_tensors, tensors, "file", {"model_type": "bert"})
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_file_in_half_precision_has_the_front_end_that_it_had(dtype):
     tensors = {name: value.to(dtype) for name, value in checkpoint("original").items()}
-    model, _ = ced_from_tensors(tensors, "half")
+    model, _ = published.convert(ced_from_tensors, tensors, "half")
     assert model.dtype == torch.float32
     other = {**tensors, WINDOW: torch.hann_window(512, periodic=False).to(dtype)}
     with pytest.raises(ValueError, match=r"spectrogram.window"):
-        ced_from_tensors(other, "half")
+        published.convert(ced_from_tensors, other, "half")
 
 
 def test_the_converted_encoder_equals_the_original_with_or_without_head():
     encoder = published.random(published.ced_encoder())
     for layout in (lambda tensors, head: {**tensors, **head}, *LAYOUTS.values()):
         for head in ({}, published.random(published.ced_head())):
-            model, aside = ced_from_tensors(layout(encoder, head), "file")
+            model, aside = published.convert(ced_from_tensors, layout(encoder, head), "file")
             assert aside.get("tagging head", 0) == len(head)
             torch.testing.assert_close(model.state_dict(), encoder, atol=0, rtol=0)
     # The encoder is a copy: training it does not change the checkpoint.

@@ -14,7 +14,9 @@ from modeling_supclap.conversion.laion import clap_from_laion, laion_feature_ext
 @torch.no_grad()
 def test_it_embeds_as_the_model_that_was_laid_out(fused):
     original = published.laion_model(fused)
-    model, aside = clap_from_laion(published.laion(original, published.slaney_filters(48_000)), "file")
+    model, aside = published.convert(
+        clap_from_laion, published.laion(original, published.slaney_filters(48_000)), "file"
+    )
     assert model.state_dict().keys() == original.state_dict().keys()
     for name, value in original.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
@@ -44,7 +46,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
     for audio in ({}, {"enable_fusion": True, "fusion_type": "aff_2d"}, large):
         original = on_meta(ClapConfig(audio_config=audio))
         tensors = published.laion(original, published.slaney_filters(48_000))
-        model, _ = clap_from_laion(tensors, "630k-audioset-best.pt")
+        model, _ = published.convert(clap_from_laion, tensors, "630k-audioset-best.pt")
         assert model.state_dict().keys() == original.state_dict().keys()
         seen, wanted = model.config.to_dict(), original.config.to_dict()
         assert seen["audio_config"] == wanted["audio_config"]
@@ -72,7 +74,7 @@ def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = published.laion(published.laion_model(), published.slaney_filters(48_000))
     change(tensors)
     with pytest.raises(ValueError, match=message):
-        clap_from_laion(tensors, "the file")
+        published.convert(clap_from_laion, tensors, "the file")
 
 
 def test_the_feature_extractor_is_the_published_one():

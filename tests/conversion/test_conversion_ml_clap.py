@@ -36,7 +36,7 @@ def checkpoint(temperature: float | None = 0.05, dasheng: bool = False) -> dict[
 def test_it_scores_as_described(dasheng):
     given, temperature = parts(dasheng), 0.01 if dasheng else 0.05
     tensors = checkpoint(None if dasheng else temperature, dasheng)
-    model, _ = supclap_from_ml_clap(tensors, "file", temperature if dasheng else None)
+    model, _ = published.convert(supclap_from_ml_clap, tensors, "file", temperature if dasheng else None)
     audio = CEDModel(CEDConfig(embed_dim=64, depth=2, num_heads=1, **(DASHENG if dasheng else {}))).eval()
     audio.load_state_dict(given["encoder"])
     text = SonarTextModel(model.text_model.config).eval()
@@ -72,7 +72,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, dasheng):
     tensors = published.ml_clap(audio, text, joint, None if dasheng else 0.07)
     assert len(tensors) == (552 if dasheng else 557)
 
-    model, aside = supclap_from_ml_clap(tensors, "pretrain.pt", 0.07 if dasheng else None)
+    model, aside = published.convert(supclap_from_ml_clap, tensors, "pretrain.pt", 0.07 if dasheng else None)
     assert len(model.state_dict()) == 551
     assert aside == {"front end (same as ours)": 2} | ({} if dasheng else {"tagging head": 4})
     # This is the default model of SupCLAPConfig, except for the patches of Dasheng.
@@ -86,7 +86,7 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, dasheng):
 
 @pytest.mark.parametrize("temperature", [0.07, 0.01, 3.0])
 def test_temperature_becomes_a_logarithm(temperature):
-    model, _ = supclap_from_ml_clap(checkpoint(temperature), "file")
+    model, _ = published.convert(supclap_from_ml_clap, checkpoint(temperature), "file")
     assert model.logit_scale.shape == (1,)
     assert model.logit_scale.item() == pytest.approx(-math.log(temperature), abs=1e-6)
 
@@ -109,4 +109,4 @@ def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = checkpoint()
     change(tensors)
     with pytest.raises((ValueError, StrictDataclassError), match=message):
-        supclap_from_ml_clap(tensors, "the file")
+        published.convert(supclap_from_ml_clap, tensors, "the file")

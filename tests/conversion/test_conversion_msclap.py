@@ -31,7 +31,7 @@ def project(tensors: dict[str, torch.Tensor], encoder: str, pooled: torch.Tensor
 def test_2022_reads_cnn14_and_the_first_token_of_bert():
     torch.manual_seed(0)
     tensors = published.small_msclap(2022)
-    model, extractor, aside = supclap_from_msclap(tensors, "file")
+    (model, extractor), aside = published.convert(supclap_from_msclap, tensors, "file")
     assert (extractor.filter_rate_hz, extractor.max_length_s) == (None, 5)
     assert aside == {"tagging head": 2, "front end (same as ours)": 3, "pooler (unused)": 2, "position ids": 1}
 
@@ -62,7 +62,9 @@ def test_golden_embeddings_of_2023():
     tensors |= {f"audio_encoder.base.{name}": value for name, value in aside.items()}
     masks = {"h.0.attn.bias": torch.ones(1, 1, 1024, 1024), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     tensors |= {f"caption_encoder.base.{name}": value for name, value in masks.items()}
-    model, extractor, aside = supclap_from_msclap({**tensors, "logit_scale": torch.tensor(2.0)}, "golden")
+    (model, extractor), aside = published.convert(
+        supclap_from_msclap, {**tensors, "logit_scale": torch.tensor(2.0)}, "golden"
+    )
     assert aside == {"tagging head": 4, "attention masks (recomputed)": 3, "front end (same as ours)": 2}
     assert (extractor.filter_rate_hz, extractor.max_length_s) == (32_000, 7)
     assert model.logit_scale.item() == 2
@@ -93,7 +95,9 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
         with torch.device("meta"):
             text = published.bert(BertConfig(), BertModel(BertConfig(), add_pooling_layer=False))
         joint = published.residual_projections(2048, 768, 1024)
-    model, _, _ = supclap_from_msclap(published.msclap(audio, text, published.on_meta(joint), 4.6), "msclap")
+    (model, _), _ = published.convert(
+        supclap_from_msclap, published.msclap(audio, text, published.on_meta(joint), 4.6), "msclap"
+    )
 
     config = model.config
     if year == 2023:
@@ -123,7 +127,7 @@ def test_tensors_that_do_not_fit_are_rejected(year, change, message):
     tensors = published.small_msclap(year)
     change(tensors)
     with pytest.raises(ValueError, match=message):
-        supclap_from_msclap(tensors, "the file")
+        published.convert(supclap_from_msclap, tensors, "the file")
 
 
 def test_texts_end_and_are_padded_as_they_were_in_training():

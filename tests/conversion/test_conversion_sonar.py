@@ -28,7 +28,7 @@ def hub(**kwargs) -> dict[str, torch.Tensor]:
 def test_every_layout_is_the_same_encoder(layout):
     fields = builders.sonar_config(encoder_layers=3).to_dict()
     encoder = SonarTextModel(builders.sonar_config(encoder_layers=3)).state_dict()
-    model, aside = sonar_from_tensors(LAYOUTS[layout](encoder), "file", fields)
+    model, aside = published.convert(sonar_from_tensors, LAYOUTS[layout](encoder), "file", fields)
     assert aside == ({"fairseq constants": 2} if layout == "legacy" else {})
     assert (model.config.to_dict(), model.training) == (fields, False)
     torch.testing.assert_close(model.state_dict(), encoder, atol=0, rtol=0)
@@ -40,7 +40,7 @@ def test_control_tokens_change_their_rows():
     tensors = published.fairseq2(hub(vocabulary=5))
     embedding = tensors["encoder_frontend.embed.weight"]
     embedding.copy_(torch.arange(5.0).unsqueeze(1).expand(5, 64))
-    converted = sonar_from_tensors(tensors, "file")[0].embed_tokens.weight[:, 0]
+    converted = published.convert(sonar_from_tensors, tensors, "file")[0].embed_tokens.weight[:, 0]
     for row, token in enumerate(names["hub"]):
         assert converted[row] == names["fairseq2"].index(token)
     assert embedding[:, 0].tolist() == [0, 1, 2, 3, 4], "the checkpoint itself must stay as it is"
@@ -55,7 +55,7 @@ def test_published_sizes_fit_to_the_last_tensor(monkeypatch, layout, arch, vocab
     monkeypatch.setattr(conversion, "SonarTextModel", published.build_on_meta(SonarTextModel))
     tensors = LAYOUTS[layout](published.on_meta(published.sonar_hub(vocabulary, 1024, layers, ffn)))
     assert len(tensors) == count
-    model, _ = sonar_from_tensors(tensors, arch)
+    model, _ = published.convert(sonar_from_tensors, tensors, arch)
     assert len(model.state_dict()) == count
     assert model.config.encoder_attention_heads == 16
     if arch == "basic":
@@ -78,12 +78,12 @@ def test_tensors_that_do_not_fit_are_rejected(change, message):
     tensors = published.fairseq2(hub())
     change(tensors)
     with pytest.raises(ValueError, match=message):
-        sonar_from_tensors(tensors, "the file")
+        published.convert(sonar_from_tensors, tensors, "the file")
 
 
 def test_a_configuration_of_something_else_is_refused():
     with pytest.raises(ValueError, match="'bert'"):
-        sonar_from_tensors(hub(), "file", {"model_type": "bert"})
+        published.convert(sonar_from_tensors, hub(), "file", {"model_type": "bert"})
     sizes = {"vocab_size": 400, "d_model": 64, "encoder_ffn_dim": 128, "encoder_attention_heads": 1}
     with pytest.raises(ValueError, match=r"layers.1"):
-        sonar_from_tensors(hub(), "file", M2M100Config(encoder_layers=2, **sizes).to_dict())
+        published.convert(sonar_from_tensors, hub(), "file", M2M100Config(encoder_layers=2, **sizes).to_dict())

@@ -53,5 +53,15 @@ def test_a_tensor_that_is_missing_is_named():
 
 def test_tensors_set_aside_are_counted_by_kind():
     tensors = Tensors(dict.fromkeys(["head.w", "head.b", "my.head.w", "mask"]), "the file")
-    kept, counts = tensors.set_aside({r"head\.": "head", "mask$": "mask"})
-    assert (list(kept), counts) == (["my.head.w"], {"head": 2, "mask": 1})
+    kept = tensors.set_aside({r"head\.": "head", "mask$": "mask"})
+    assert (list(kept), tensors.aside) == (["my.head.w"], {"head": 2, "mask": 1})
+
+
+def test_tensors_set_aside_in_parts_are_counted_in_the_whole():
+    names = ["audio.head.w", "audio.w", "text.head.w", "mask"]
+    tensors = Tensors(dict.fromkeys(names), "the file")
+    audio = tensors.below("audio.", "the tower").rename([("w", "weight")]).set_aside({"head": "head"})
+    text = tensors.without("audio.").set_aside({r"text\.head": "head", "mask": "mask"})
+    assert (list(audio), list(text), audio.origin) == (["weight"], [], "the tower")
+    assert tensors.aside == {"head": 2, "mask": 1}
+    assert list(tensors) == names

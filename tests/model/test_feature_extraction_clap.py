@@ -67,7 +67,6 @@ def test_spectrograms_are_those_of_transformers(extractor):
 @pytest.mark.parametrize("padding", ["repeat", "repeatpad", "pad"])
 @pytest.mark.parametrize("hops", [1, 3, 4, 33, 50, 99, 100])
 def test_frames_of_a_repeated_clip_are_those_of_transformers(padding, hops):
-    """Clips of whole hops, of which repeated frames are copied."""
     extractor = builders.clap_processor().feature_extractor
     extractor.padding = padding
     clip = builders.noise(hops * extractor.hop_length)
