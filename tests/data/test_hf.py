@@ -505,6 +505,18 @@ def test_captions_by_language_and_parts_of_recordings(tmp_path, streaming):
     np.testing.assert_array_equal(whole, soundfile.read(io.BytesIO(sound(0)["bytes"]), dtype="float32")[0])
 
 
+def test_the_hash_of_a_stream_depends_on_its_row_groups_but_not_on_its_folder(tmp_path):
+    hashes = []
+    for name, size in (("a", 2), ("b", 2), ("c", 3)):
+        (tmp_path / name).mkdir()
+        columns = {"audio": [sound(number) for number in range(6)], "text": list("abcdef")}
+        pq.write_table(pa.table(columns), tmp_path / name / "train.parquet", row_group_size=size)
+        options = {"validation_fraction": 0, "test_fraction": 0}
+        splits = load_splits("hf", data_dir=str(tmp_path / name), streaming=True, **options)
+        hashes.append(splits["train"].content_hash)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_column_without_recordings_is_named(tmp_path, streaming):
     pq.write_table(pa.table({"audio": [1, 2], "text": ["a", "b"]}), tmp_path / "train.parquet")

@@ -82,6 +82,7 @@ def drift_history(steps=range(10, 210, 10), radius=True):
         histogram = {"low": -1.0, "high": 1.0, "counts": counts}
         entry = {"step": step, "drift_cosine": 0.5, "drift_cosine_objective": 0.9}
         spread = {"radius_mean_t2a": 1 / step, "radius_std_t2a": 0.01} if radius else {}
+        spread |= {"radius_mean_a2t": 2 / step, "radius_std_a2t": 0.0} if radius else {}
         history += [{**entry, **spread, "positive_similarity_histogram": histogram}, {"step": step, "eval_loss": 1.0}]
     return history
 
@@ -92,7 +93,9 @@ def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
     lines = {line.get_label(): line.get_xydata() for line in drift.lines}
     assert list(lines) == ["InfoNCE, text to audio", "whole objective"]
     np.testing.assert_array_equal(lines["whole objective"], [[step, 0.9] for step in range(10, 210, 10)])
-    np.testing.assert_allclose(radius.lines[0].get_ydata(), [1 / step for step in range(10, 210, 10)])
+    assert [line.get_label() for line in radius.lines] == ["t2a", "a2t"]
+    for line, factor in zip(radius.lines, (1, 2), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), [factor / step for step in range(10, 210, 10)])
     band = radius.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == pytest.approx((1 / 200 - 0.01, 1 / 10 + 0.01))
     shares = {}
