@@ -222,6 +222,7 @@ def test_a_folder_by_name_and_the_metadata_of_mteb(tmp_path, encoder):
     meta = loaded.mteb_model_meta
     assert (meta.name, meta.embed_dim, meta.max_tokens) == ("local/tiny", 16, 514)
     assert meta.n_parameters == sum(weight.numel() for weight in encoder.model.parameters())
+    assert meta.n_embedding_parameters == encoder.model.text_model.get_input_embeddings().weight.numel()
     assert "jpn-Jpan" in meta.languages
     text = Loader({"text": LABELS}, ["text"])
     np.testing.assert_array_equal(loaded.encode(text, **CALL), encoder.encode(text, **CALL))
