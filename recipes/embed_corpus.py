@@ -59,8 +59,8 @@ class Clip(NamedTuple):
     state: str = ""
 
 
-class Clips(Sequence[Clip]):
-    """Recordings of all splits in order. A slice is read from the rows when it is needed."""
+class Clips:
+    """Recordings of all splits in order. A slice of them is read from the rows."""
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
         from modeling_supclap.datasets_scripts.schema import without_audio
@@ -72,12 +72,9 @@ class Clips(Sequence[Clip]):
     def __len__(self) -> int:
         return sum(self.lengths.values())
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return one clip, or a list of clips for a slice."""
-        if not isinstance(index, slice):
-            return self[index : index + 1][0]
+    def __getitem__(self, numbers: slice) -> list[Clip]:
         clips = []
-        for split, part in split_ranges(range(*index.indices(len(self))), self.lengths).items():
+        for split, part in split_ranges(range(*numbers.indices(len(self))), self.lengths).items():
             rows = self.splits[split]
             states = recording_states(rows.select(part) if hasattr(rows, "select") else rows[part.start : part.stop])
             for number, state in zip(part, states, strict=True):
