@@ -4,6 +4,7 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,6 +181,14 @@ def test_a_bad_recording_of_an_evaluation_ends_a_run_before_its_training(tmp_pat
     require_usable_audio({"train": rows, split: rows[::2]}, args)  # the trainer checks its own recordings
     with pytest.raises(BadAudioError, match=rf"{split}.*'clip1'"):
         require_usable_audio({split: rows}, args)
+
+
+@pytest.mark.parametrize(("is_padded", "min_seconds"), [(False, 0.01), (False, 9.0), (True, 9.0)])
+def test_short_recordings_of_an_evaluation_are_usable_if_they_are_padded(tmp_path, is_padded, min_seconds):
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), pad_short_clips=is_padded, use_cpu=True)
+    is_refused = min_seconds > 1 and not is_padded
+    with pytest.raises(BadAudioError, match="at least 9") if is_refused else nullcontext():
+        require_usable_audio({"test": tone_rows(tmp_path, 2)}, args, min_seconds)
 
 
 def test_runs_that_share_features_read_the_recordings_of_evaluations_once(tmp_path, monkeypatch):
