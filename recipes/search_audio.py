@@ -207,6 +207,9 @@ def format_text(answer: Answer, has_title: bool) -> str:
     >>> from modeling_supclap.search import Answer, Hit
     >>> print(format_text(Answer("birds", [Hit("dawn/birds.flac", 62.5, 67.5, 0.41)], True), False), end="")
     0.410  01:02.5-01:07.5  dawn/birds.flac
+    >>> print(format_text(Answer("birds", [], None), True), end="")
+    birds:
+    no hits
     """
     from modeling_supclap.search.query import NOTHING
     from modeling_supclap.search.tables import clock
