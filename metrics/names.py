@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
 """Retrieval directions and their display names."""
@@ -45,6 +46,8 @@ NUMBER = MetricName("", percent=False, digits=None)
 """Format of a logged number or a count."""
 
 
+_cost = partial(MetricName, higher_is_better=False, percent=False)  # lower is better
+
 METRICS = {
     "top1": MetricName("top-1 accuracy"),
     "top5": MetricName("top-5 accuracy"),
@@ -61,19 +64,19 @@ METRICS = {
     "order_accuracy": MetricName("order accuracy"),
     "mean_recall": MetricName("mean recall"),
     "MRR": MetricName("mean reciprocal rank"),
-    "mean_rank": MetricName("mean rank", higher_is_better=False, percent=False),
-    "median_rank": MetricName("median rank", higher_is_better=False, percent=False, digits=0),
-    "MRV": MetricName("mean rank variance", higher_is_better=False, percent=False, digits=2),
-    "MSR": MetricName("mean squared rank", higher_is_better=False, percent=False),
+    "mean_rank": _cost("mean rank"),
+    "median_rank": _cost("median rank", digits=0),
+    "MRV": _cost("mean rank variance", digits=2),
+    "MSR": _cost("mean squared rank"),
     "clap_score": MetricName("CLAP score", percent=False, digits=3),
-    "Gap": MetricName("gap to English", higher_is_better=False, percent=False, digits=3),
-    "Dis": MetricName("distance to English", higher_is_better=False, percent=False, digits=3),
+    "Gap": _cost("gap to English", digits=3),
+    "Dis": _cost("distance to English", digits=3),
     "back_translation": MetricName("similarity after translating back"),
-    "train_runtime": MetricName("seconds of training and evaluations", False, percent=False, digits=0),
-    "epoch_runtime": MetricName("seconds per epoch, with its evaluation", False, percent=False, digits=0),
-    "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
-    "text_trained": MetricName("trained parameters, text", higher_is_better=False, percent=False, digits=0),
-    "audio_trained": MetricName("trained parameters, audio", higher_is_better=False, percent=False, digits=0),
+    "train_runtime": _cost("seconds of training and evaluations", digits=0),
+    "epoch_runtime": _cost("seconds per epoch, with its evaluation", digits=0),
+    "peak_memory_mib": _cost("peak GPU memory in MiB", digits=0),
+    "text_trained": _cost("trained parameters, text", digits=0),
+    "audio_trained": _cost("trained parameters, audio", digits=0),
     "text_share": MetricName("trained share of the parameters, text", higher_is_better=False, digits=2),
     "audio_share": MetricName("trained share of the parameters, audio", higher_is_better=False, digits=2),
 }

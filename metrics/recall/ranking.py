@@ -399,11 +399,10 @@ def _unit_rows(embeds: ArrayLike, name: str) -> NDArray[Any]:
 def get_norms(embeds: NDArray[Any], name: str, is_unit: bool = True) -> NDArray[np.float64]:
     """Compute the norms (N, 1) of embeddings (N, d); raise ValueError if a norm is NaN, infinite or zero.
 
-    If a norm differs from 1 by more than 0.01, warn that the embeddings are normalised. If `is_unit` is False, allow
-    zero norms and do not warn.
+    If `is_unit` is set, and a norm differs from 1 by more than 0.01, warn that the embeddings are normalised.
     """
     norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
-    bad = np.flatnonzero(~np.isfinite(norms) | ((norms == 0) & is_unit))
+    bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
     if len(bad):
         raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; it must be finite, and not zero")
 

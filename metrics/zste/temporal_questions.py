@@ -142,95 +142,96 @@ def zste_scores(
     relevant: Sequence[Sequence[int]],
     tasks: Sequence[str],
     opposites: Sequence[int | None] | None = None,
-) -> dict[str, float]:
-    """Compute the score and the chance level of each task.
-
-    The arguments and errors are the same as in `zste_outcomes` and `zste_order_outcomes`. An entry of `opposites` is
-    None if the question has no candidate with the opposite order.
-
-    Returns:
-        Dict with three entries per task. For example, task 3A has `3A`, its score in 0..1 (1 for a perfect model, 0 for
-        constant scores); `3A_chance`, the mean of `zste_chance` over its questions; and `3A_questions`, the number of
-        questions. If a task has opposites, the dict also contains `3A_order`, the mean of `zste_order_outcomes`, and
-        `3A_order_chance`, 1/2.
-
-    >>> zste_scores([[0.1, 0.9, 0.3, 0.0], [0.6, 0.5, 0.8, 0.0]], [[1], [0, 1]], ["4A", "5A"])
-    {'4A': 1.0, '4A_chance': 0.25, '4A_questions': 1, '5A': 0.5, '5A_chance': 0.5, '5A_questions': 1}
-    """
-    opposites = [None] * len(scores) if opposites is None else opposites
-    if len(opposites) != len(scores):
-        raise ValueError(f"got {len(opposites)} opposites for {len(scores)} questions; give one for each, or None")
-
-    summary: dict[str, float] = {}
-    for task, outcomes in zste_outcomes(scores, relevant, tasks).items():
-        chances, ordered = [], []
-        for index in np.flatnonzero(np.asarray(tasks) == task).tolist():
-            chances.append(zste_chance(len(scores[index]), task))
-            if opposites[index] is not None:
-                ordered.append(index)
-        summary[task] = float(outcomes.mean())
-        summary[f"{task}_chance"] = mean(chances)
-        summary[f"{task}_questions"] = len(outcomes)
-
-        if ordered:
-            arguments = (_select(scores, ordered), _select(relevant, ordered), _select(opposites, ordered))
-            summary[f"{task}_order"] = float(zste_order_outcomes(*arguments).mean())
-            summary[f"{task}_order_chance"] = 0.5
-    return summary
-
-
-def zste_scores_by_language(
-    scores: Sequence[Sequence[float]],
-    relevant: Sequence[Sequence[int]],
-    tasks: Sequence[str],
-    languages: Sequence[str],
+    languages: Sequence[str] | None = None,
     questions: Sequence[Hashable] | None = None,
-    opposites: Sequence[int | None] | None = None,
 ) -> dict[str, float]:
-    """Compute the ZSTE scores of each language, and the mean rank variance (MRV) over languages.
+    """Compute the score and the chance level of each task. With `languages`, compute them for each language, and MRV.
 
-    MRV (ATRI eq. 16) uses the questions that exist in all K languages. For each question, it takes the rank of the best
-    correct candidate in each language, and the variance of these K ranks (with divisor K). The MRV of a task is the
-    mean over its questions. If m of n candidates are correct, the expected MRV for random ranks is
+    Mean rank variance (MRV, ATRI eq. 16) uses the questions that exist in all K languages. For each question, it takes
+    the rank of the best correct candidate in each language, and the variance of these K ranks (with divisor K). The MRV
+    of a task is the mean over its questions. If m of n candidates are correct, the expected MRV for random ranks is
     (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)).
 
-    `zste_scores` describes the other arguments.
+    The arguments and errors are the same as in `zste_outcomes` and `zste_order_outcomes`.
 
     Args:
+        opposites: An entry is None if the question has no candidate with the opposite order.
         languages: Language code of each question, such as "fra".
         questions: Id of each question, such as the clip id. Translations of a question have the same id; ids are unique
             per task and language. None: every language has the same questions in the same order.
 
     Returns:
-        Dict with the results of `zste_scores` per language, such as `fra_3A`, `fra_3A_chance` and `fra_3A_questions`.
-        With two or more languages, it also contains `3A_MRV` (0 is the best), `3A_MRV_chance`, and `3A_MRV_questions`,
-        the number of questions that exist in all languages.
+        Dict with three entries per task. For example, task 3A has `3A`, its score in 0..1 (1 for a perfect model, 0 for
+        constant scores); `3A_chance`, the mean of `zste_chance` over its questions; and `3A_questions`, the number of
+        questions. If a task has opposites, the dict also contains `3A_order`, the mean of `zste_order_outcomes`, and
+        `3A_order_chance`, 1/2. With `languages`, these names start with the language, such as `fra_3A`. With two or
+        more languages, there are also `3A_MRV` (0 is the best), `3A_MRV_chance`, and `3A_MRV_questions`, the number of
+        questions that exist in all languages.
 
     Raises:
-        ValueError: As in `zste_scores`, or an argument has another length. A question is duplicated in a language, or
-            its number of candidates differs between languages. `questions` is None and the languages have different
-            numbers of questions.
+        ValueError: An argument has another length. A question is duplicated in a language, or its number of candidates
+            differs between languages. `questions` is None and the languages have different numbers of questions.
 
-    >>> scores = zste_scores_by_language(
-    ...     [[0.9, 0.1, 0.3], [0.1, 0.9, 0.3]], [[0], [0]], ["3A", "3A"], ["eng", "fra"]
-    ... )
-    >>> scores["eng_3A"], scores["fra_3A"], scores["3A_MRV"]  # ranks 0 and 2
+    >>> zste_scores([[0.1, 0.9, 0.3, 0.0], [0.6, 0.5, 0.8, 0.0]], [[1], [0, 1]], ["4A", "5A"])
+    {'4A': 1.0, '4A_chance': 0.25, '4A_questions': 1, '5A': 0.5, '5A_chance': 0.5, '5A_questions': 1}
+    >>> both = zste_scores([[0.9, 0.1, 0.3], [0.1, 0.9, 0.3]], [[0], [0]], ["3A", "3A"], languages=["eng", "fra"])
+    >>> both["eng_3A"], both["fra_3A"], both["3A_MRV"]  # ranks 0 and 2
     (1.0, 0.0, 1.0)
     """
     ranks = zste_ranks(scores, relevant, tasks)
-    for name, column in (("languages", languages), ("questions", questions)):
+    for name, column in (("opposites", opposites), ("languages", languages), ("questions", questions)):
         if column is not None and len(column) != len(ranks):
             raise ValueError(f"got {len(column)} {name} for {len(ranks)} questions; give one for each")
 
+    if opposites is None:
+        opposites = [None] * len(ranks)
+    if languages is None:
+        return _score_tasks(scores, relevant, tasks, opposites)
     summary: dict[str, float] = {}
     for language in dict.fromkeys(languages):
         rows = np.flatnonzero(np.asarray(languages) == language).tolist()
-        row_opposites = None if opposites is None else _select(opposites, rows)
-        results = zste_scores(_select(scores, rows), _select(relevant, rows), _select(tasks, rows), row_opposites)
-        for name, value in results.items():
+        own: Any = ([column[row] for row in rows] for column in (scores, relevant, tasks, opposites))
+        for name, value in _score_tasks(*own).items():
             summary[f"{language}_{name}"] = value
-
     sizes = np.fromiter(map(len, scores), np.int64, len(scores))
+    return summary | _rank_variances(ranks, sizes, tasks, languages, questions)
+
+
+def _score_tasks(
+    scores: Sequence[Sequence[float]],
+    relevant: Sequence[Sequence[int]],
+    tasks: Sequence[str],
+    opposites: Sequence[int | None],
+) -> dict[str, float]:
+    """Compute the results of `zste_scores` for one language."""
+    summary: dict[str, float] = {}
+    for task, outcomes in zste_outcomes(scores, relevant, tasks).items():
+        chances, ordered = [], []
+        for row, right, opposite, other in zip(scores, relevant, opposites, tasks, strict=True):
+            if other == task:
+                chances.append(zste_chance(len(row), task))
+                ordered += [] if opposite is None else [(row, right, opposite)]
+        summary[task] = float(outcomes.mean())
+        summary[f"{task}_chance"] = mean(chances)
+        summary[f"{task}_questions"] = len(outcomes)
+        if ordered:
+            summary[f"{task}_order"] = float(zste_order_outcomes(*zip(*ordered, strict=True)).mean())
+            summary[f"{task}_order_chance"] = 0.5
+    return summary
+
+
+def _rank_variances(
+    ranks: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    tasks: Sequence[str],
+    languages: Sequence[str],
+    questions: Sequence[Hashable] | None,
+) -> dict[str, float]:
+    """Compute the MRV of each task that has questions in two or more languages (see `zste_scores`).
+
+    `ranks` are those of `zste_ranks`, and `sizes` the numbers of candidates, (Q,).
+    """
+    summary: dict[str, float] = {}
     for task in NUM_RIGHT:
         table = _parallel_questions(np.flatnonzero(np.asarray(tasks) == task).tolist(), task, languages, questions)
         if table.size and table.shape[1] > 1:
@@ -240,18 +241,12 @@ def zste_scores_by_language(
                     f"parallel question {differing[0]} of task {task} has {sizes[table[differing[0]]].tolist()} "
                     "candidates in its languages; give all languages the same number"
                 )
-            m, spread = NUM_RIGHT[task], 1 - 1 / table.shape[1]
-            chances = []
-            for n in sizes[table[:, 0]].tolist():
-                chances.append(spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)))
+            m, n = NUM_RIGHT[task], sizes[table[:, 0]]
+            chances = (1 - 1 / table.shape[1]) * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2))
             summary[f"{task}_MRV"] = float(ranks[table].var(axis=1).mean())
-            summary[f"{task}_MRV_chance"] = mean(chances)
+            summary[f"{task}_MRV_chance"] = mean(chances.tolist())
             summary[f"{task}_MRV_questions"] = len(table)
     return summary
-
-
-def _select(values: Sequence[Any], indices: Sequence[int]) -> list[Any]:
-    return [values[index] for index in indices]
 
 
 def _check_task(task: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import datasets
 
 from modeling_supclap.metrics import array_metric  # From: supclap
-from modeling_supclap.metrics.zste import zste_scores, zste_scores_by_language  # From: supclap
+from modeling_supclap.metrics.zste import zste_scores  # From: supclap
 
 
 class ZSTE(array_metric.ArrayMetric):
@@ -62,6 +62,4 @@ class ZSTE(array_metric.ArrayMetric):
         opposites: Sequence[int | None] | None = None,
     ) -> dict[str, float]:
         scores = array_metric.take_rows(similarity, predictions, "similarity")
-        if languages is None:
-            return zste_scores(scores, references, tasks, opposites)
-        return zste_scores_by_language(scores, references, tasks, languages, questions, opposites)
+        return zste_scores(scores, references, tasks, opposites, languages, questions)

@@ -8,14 +8,7 @@ from temporal_assertions import make_rows
 
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, zste_prompts, zste_set
 from modeling_supclap.metrics.mrv import mean_rank_variance
-from modeling_supclap.metrics.zste import (
-    zste_chance,
-    zste_order_outcomes,
-    zste_outcomes,
-    zste_ranks,
-    zste_scores,
-    zste_scores_by_language,
-)
+from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks, zste_scores
 
 TASKS = list(ZSTE_FAMILIES)
 
@@ -121,9 +114,13 @@ def multilingual(seed=0, languages=("eng", "fra", "deu")):
     return [rng.random(n).tolist() for n in sizes], relevant, tasks, spoken, names
 
 
+def by_language(scores, relevant, tasks, languages, questions=None, **options):
+    return zste_scores(scores, relevant, tasks, languages=languages, questions=questions, **options)
+
+
 def test_languages_have_their_own_scores_and_a_common_variance():
     scores, relevant, tasks, languages, names = multilingual()
-    found = zste_scores_by_language(scores, relevant, tasks, languages, names)
+    found = by_language(scores, relevant, tasks, languages, names)
     ranks = zste_ranks(scores, relevant, tasks)
     for language in ("eng", "fra", "deu"):
         own = [i for i, spoken in enumerate(languages) if spoken == language]
@@ -140,20 +137,18 @@ def test_languages_have_their_own_scores_and_a_common_variance():
 def test_the_order_of_questions_does_not_matter_when_they_are_named():
     columns = multilingual()
     shuffled = np.random.default_rng(1).permutation(len(columns[0]))
-    again = zste_scores_by_language(*([column[i] for i in shuffled] for column in columns))
-    assert again == pytest.approx(zste_scores_by_language(*columns), abs=1e-12)
-    assert zste_scores_by_language(*columns[:4]) == zste_scores_by_language(
-        *columns
-    )  # the order is the same in all languages
+    again = by_language(*([column[i] for i in shuffled] for column in columns))
+    assert again == pytest.approx(by_language(*columns), abs=1e-12)
+    assert by_language(*columns[:4]) == by_language(*columns)  # the order is the same in all languages
 
 
 def test_questions_of_some_languages_only_are_left_out():
     scores, relevant = [[0.9, 0.1, 0.5], [0.1, 0.9, 0.5], [0.2, 0.9, 0.5]], [[0]] * 3
-    found = zste_scores_by_language(scores, relevant, ["3A"] * 3, ["eng", "fra", "fra"], ["x", "x", "y"])
+    found = by_language(scores, relevant, ["3A"] * 3, ["eng", "fra", "fra"], ["x", "x", "y"])
     assert (found["3A_MRV"], found["3A_MRV_questions"], found["fra_3A_questions"]) == (1.0, 1, 2)
-    apart = zste_scores_by_language(scores[:2], relevant[:2], ["3A"] * 2, ["eng", "fra"], ["x", "y"])
+    apart = by_language(scores[:2], relevant[:2], ["3A"] * 2, ["eng", "fra"], ["x", "y"])
     assert not [name for name in apart if "MRV" in name]
-    alone = zste_scores_by_language(scores, relevant, ["3A"] * 3, ["eng"] * 3)
+    alone = by_language(scores, relevant, ["3A"] * 3, ["eng"] * 3)
     assert alone == {f"eng_{name}": value for name, value in zste_scores(scores, relevant, ["3A"] * 3).items()}
 
 
@@ -163,9 +158,7 @@ def test_the_chance_level_of_the_variance_is_the_mean_over_all_ranks(task, n, nu
     right = list(range(num_right(task)))
     ranks = zste_ranks(*zip(*((order, right, task) for order in itertools.permutations(range(n))), strict=True))
     languages = [f"l{i}" for i in range(num_languages)]
-    found = zste_scores_by_language(
-        [range(n)] * num_languages, [right] * num_languages, [task] * num_languages, languages
-    )
+    found = by_language([range(n)] * num_languages, [right] * num_languages, [task] * num_languages, languages)
     every = list(itertools.product(ranks.tolist(), repeat=num_languages))
     assert found[f"{task}_MRV_chance"] == pytest.approx(mean_rank_variance(every), abs=1e-9)
 
@@ -205,7 +198,7 @@ def test_errors_for_bad_questions_name_the_problem_and_the_row(scores, relevant,
 def test_languages_must_fit(languages, questions, sizes, message):
     scores = [[0.5] * n for n in sizes]
     with pytest.raises(ValueError, match=message):
-        zste_scores_by_language(scores, [[0]] * 3, ["4A"] * 3, languages, questions)
+        by_language(scores, [[0]] * 3, ["4A"] * 3, languages, questions)
 
 
 @pytest.mark.parametrize(("n", "task"), [(0, "1A"), (1, "2A")])
@@ -221,7 +214,7 @@ def metric(load_metric):
 
 def test_evaluate_returns_the_scores_of_languages(metric):
     scores, relevant, tasks, languages, names = multilingual()
-    expected = zste_scores_by_language(scores, relevant, tasks, languages, names)
+    expected = by_language(scores, relevant, tasks, languages, names)
     inputs = {"predictions": scores, "references": relevant, "tasks": tasks}
     assert metric.compute(**inputs, languages=languages, questions=names) == expected
     metric.add_batch(**inputs)
@@ -282,7 +275,7 @@ def test_evaluate_and_languages_take_opposites(load_metric):
     scores, relevant = [[0.5, 0.3, 0.9], [0.3, 0.5, 0.1]], [[0], [0]]
     shared = {"tasks": ["3A", "3A"], "languages": ["eng", "fra"], "opposites": [1, 1]}
     found = load_metric("zste").compute(predictions=scores, references=relevant, **shared)
-    assert found == zste_scores_by_language(scores, relevant, **shared)
+    assert found == by_language(scores, relevant, **shared)
     assert (found["eng_3A_order"], found["fra_3A_order"]) == (1, 0)
 
 
