@@ -43,6 +43,11 @@ def test_the_page_of_results_is_short():
     assert len(page.split()) <= 1500
 
 
+def test_the_guides_are_short():
+    guides = [path.read_text(encoding="utf-8") for path in (pages.DOCS / "guides").glob("*.md")]
+    assert 10_000 < sum(len(guide.split()) for guide in guides) <= 20_000
+
+
 def test_every_setting_of_our_choice_has_its_reason():
     settings = (pages.DOCS / "paper_settings.md").read_text(encoding="utf-8")
     lines = [line.split(" | ") for line in settings.splitlines() if line.startswith("| `")]
