@@ -170,17 +170,6 @@ class Sound:
 
         BadAudioError is raised if samples are missing, invalid, or none.
         """
-        for block in self._blocks(start, count):
-            yield to_mono(block, self.rate_hz, self.label, self._channel, start)
-            start += len(block)
-
-    def read_mono(self, start: int = 0, count: int | None = None) -> np.ndarray:
-        """Return `count` samples from `start` on, or all samples to the end."""
-        waveforms = list(self.parts(start, count))
-        return waveforms[0] if len(waveforms) == 1 else np.concatenate(waveforms)
-
-    def _blocks(self, start: int, count: int | None) -> Iterator[np.ndarray]:
-        """Yield arrays (samples, channels); raise BadAudioError if samples are missing."""
         expected = None if self._announced is None else max(0, self._announced - start)
         if expected is not None and (self._has_end or count is not None):
             expected = count = expected if count is None else min(count, expected)
@@ -190,9 +179,9 @@ class Sound:
             with closing(reader):
                 for block in reader.blocks(self._start + start, count):
                     block = block[: None if count is None else count - done]
-                    done += len(block)
                     if len(block):
-                        yield block
+                        yield to_mono(block, self.rate_hz, self.label, self._channel, start + done)
+                    done += len(block)
                     if done == count:
                         break
         if not done:
@@ -203,6 +192,11 @@ class Sound:
             if num_missing > _TOLERANCE_SECONDS * self.rate_hz:
                 raise BadAudioError(f"{self.label} is truncated: {problem}")
             _note(self.label, problem)
+
+    def read_mono(self, start: int = 0, count: int | None = None) -> np.ndarray:
+        """Return `count` samples from `start` on, or all samples to the end."""
+        waveforms = list(self.parts(start, count))
+        return waveforms[0] if len(waveforms) == 1 else np.concatenate(waveforms)
 
 
 class Samples:
