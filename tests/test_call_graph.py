@@ -17,5 +17,5 @@ def test_few_functions_run_between_a_batch_and_its_loss():
 
 def test_few_functions_run_between_two_rows_and_a_batch():
     calls = batch_calls()
-    assert len(calls.functions) <= 51  # clips are looked up, extracted one by one, kept and stacked
+    assert len(calls.functions) <= 50  # clips are looked up, extracted one by one, kept and stacked
     assert calls.changes <= 41  # an identifier and a block of sound each return from another file
