@@ -83,6 +83,15 @@ def test_recipes_for_several_processes_are_launched_by_accelerate(name, script, 
     assert arguments.training_script_args == ["--model", "somewhere"]
 
 
+def test_a_command_that_is_not_launched_ends_with_the_status_of_its_recipe(monkeypatch):
+    monkeypatch.setattr("modeling_supclap.recipes.compare_results.main", lambda: None)
+    assert command.main(["compare", "somewhere"]) == 0
+    monkeypatch.setattr("modeling_supclap.recipes.compare_results.main", lambda: 3)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["compare", "somewhere"])
+    assert ended.value.code == 3
+
+
 @pytest.mark.process
 def test_help_runs_without_slow_imports():
     lines = [

@@ -156,6 +156,14 @@ def test_other_recordings_are_scored_than_those_that_choose_the_best_epoch(esc_f
         load_items(args, chosen)
 
 
+def test_each_set_has_its_number_of_pairs(esc_folder, monkeypatch):
+    monkeypatch.setattr(posttrain_teminal, "EVAL_PAIRS", 5)
+    args = posttrain_teminal.PostTrainingArguments(
+        model="m", data_dir=str(esc_folder), pairs_per_epoch=7, **BOTH_HELD_OUT
+    )
+    assert list(map(len, load_items(args, TemporalTrainingArguments(use_cpu=True)))) == [7, 5, 5]
+
+
 @pytest.mark.parametrize(
     ("prompts", "languages", "said"),
     [(None, ["eng"], "Dog before rain"), ("phrases", ["eng"], "A dog barking before rain falling")],
