@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import yaml
+from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.constants import HF_HOME
 
 from modeling_supclap import SupCLAPConfig
@@ -28,6 +29,21 @@ def test_an_error_of_the_user_has_no_traceback(tmp_path, capsys, fail, message):
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed
+
+
+def test_an_error_of_datasets_shows_its_cause_and_one_without_a_cause_itself(capsys):
+    def fail(cause):
+        raise DatasetGenerationError("while a dataset was built") from cause
+
+    for cause, message in (
+        (ValueError("line 3 has no caption"), "line 3 has no caption"),
+        (None, "dataset was built"),
+    ):
+        with pytest.raises(SystemExit):
+            run_command(lambda cause=cause: fail(cause))
+        printed = capsys.readouterr().err
+        assert printed.splitlines()[-1].endswith(message)
+        assert ("Traceback" in printed) == (cause is None)
 
 
 @pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK"])

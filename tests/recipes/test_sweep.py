@@ -1,5 +1,6 @@
 """Sweeps: every combination runs once, and the finished runs have a table."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,7 @@ def test_settings_are_chosen_by_the_validation_score(calls, tmp_path, capsys):
     """In the fake training, the larger weight has the better test score and the worse validation score."""
     run_recipe(sweep, "smoke.yaml", "svr_alpha=1,0.5", "--output_dir", tmp_path)
     printed = capsys.readouterr().out
+    assert re.findall("^run (.*): .*", printed, re.MULTILINE) == ["1 of 2", "2 of 2"]
     assert "| svr_alpha=1 | 40.0 | 75.0 |" in printed
     assert pandas.read_csv(tmp_path / "table.csv")["validation"].tolist() == pytest.approx([0.4, 0.45])
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -36,6 +37,7 @@ from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.command import StoppedError
 from modeling_supclap.recipes.options import DataArguments, ModelArguments
 from modeling_supclap.recipes.train_supclap import arguments_in_use, check_splits, require_usable_audio
 from modeling_supclap.training.callbacks import Averages, ThroughputCallback
@@ -50,6 +52,39 @@ def losses(folder: Path) -> list[float]:
     last = max(folder.rglob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
+
+
+@pytest.mark.parametrize(("jit", "step", "stops"), [(True, 3, True), (True, 5, False), (False, 3, False)])
+def test_a_run_is_stopped_if_a_signal_ended_it_before_its_last_step(jit, step, stops):
+    closed, resumed = [], []
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(enable_jit_checkpoint=jit),
+        state=SimpleNamespace(global_step=step, max_steps=5),
+        callback_handler=SimpleNamespace(
+            callbacks=[
+                SimpleNamespace(),
+                SimpleNamespace(training_bar=SimpleNamespace(close=lambda: closed.append(1))),
+            ]
+        ),
+        train=lambda resume_from_checkpoint: resumed.append(resume_from_checkpoint),
+    )
+    with pytest.raises(StoppedError, match="--resume_from_checkpoint last") if stops else nullcontext():
+        train_supclap.train(trainer, "checkpoint-3")
+    assert (resumed, closed) == (["checkpoint-3"], [1])
+
+
+def test_ctrl_c_before_the_first_checkpoint_advises_to_start_again(tmp_path, monkeypatch):
+    def interrupt(resume_from_checkpoint):
+        raise KeyboardInterrupt
+
+    ignored = []
+    monkeypatch.setattr("signal.signal", lambda *signals: ignored.append(signals))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(output_dir=str(tmp_path)), callback_handler=SimpleNamespace(callbacks=[]), train=interrupt
+    )
+    with pytest.raises(KeyboardInterrupt, match="no checkpoint was saved yet"):
+        train_supclap.train(trainer)
+    assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])

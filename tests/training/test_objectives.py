@@ -137,17 +137,28 @@ def test_a_fixed_radius_of_zero_is_infonce(tmp_path):
 
 def test_shuffled_targets_move_anchors_toward_the_target_of_another_pair():
     module = ShuffledTargets(num_similarities=4).double()
-    module.regularizer.start_radii(0.3)
+    first = evaluate(module)[1]["radius_t2a"].item()
+    assert first == pytest.approx(
+        reference.mean([math.dist(*pair) for pair in zip(AUDIO.tolist(), TEXT.tolist(), strict=True)])
+    )
+    torch.manual_seed(0)
+    for parameter in module.regularizer.radii.parameters():  # so that similarities change the radii
+        parameter.data += 0.02 * torch.rand_like(parameter)
     total, logs = evaluate(module)
-    svr = []
-    for anchors, targets in ((TEXT, AUDIO), (AUDIO, TEXT)):
+    svr, constraints = [], []
+    for direction, anchors, targets in (("t2a", TEXT, AUDIO), ("a2t", AUDIO, TEXT)):
+        radii = module.regularizer.radii[direction](SCALE * anchors @ targets.T, None).tolist()
+        assert max(radii) - min(radii) > 0.05
         rows = []
         for i, anchor in enumerate(anchors.tolist()):
-            support = reference.support_vector(anchor, targets[i - 1].tolist(), 0.3)
+            support = reference.support_vector(anchor, targets[i - 1].tolist(), radii[i])
             rows.append([SCALE.item() * reference.cosine(support, target) for target in targets.tolist()])
         svr.append(reference.mean([reference.log_ratio(row, [i]) for i, row in enumerate(rows)]))
+        constraints.append(reference.radius_constraint(anchors, targets.roll(1, 0), radii))
+    assert min(constraints) > 0
     assert [logs["loss_svr_t2a"].item(), logs["loss_svr_a2t"].item()] == pytest.approx(svr)
-    assert total.item() == pytest.approx(reference.info_nce(AUDIO, TEXT, SCALE.item()) + sum(svr))
+    total_constraint = module.regularizer.beta * sum(constraints)
+    assert total.item() == pytest.approx(reference.info_nce(AUDIO, TEXT, SCALE.item()) + sum(svr) + total_constraint)
 
 
 @pytest.mark.parametrize("named", [{}, {"base": "hinge"}])

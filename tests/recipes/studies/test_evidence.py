@@ -162,6 +162,22 @@ def test_an_arm_with_fewer_lengths_is_compared_at_its_longest():
     assert final["mean"] == pytest.approx(0.1)
 
 
+def test_arms_without_seconds_have_no_curve_against_seconds(tmp_path, monkeypatch):
+    arms = judged(shifted(0, 0.1, 0.2))[0]
+    del arms["new"]["points"][-1][0]["seconds"]  # as of a run on another machine
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *args, **options: figures.append(figure))
+    evidence.plot_curves({"arms": arms}, tmp_path / "curves.png")
+    steps, seconds = (
+        {line.get_label(): (line.get_color(), line.get_xydata().tolist()) for line in panel.get_lines()}
+        for panel in figures[0].axes
+    )
+    means = 100 * np.mean(BASE, axis=0)
+    assert steps["Base"] == seconds["Base"] == ("C0", np.transpose([[100, 200, 400], means]).tolist())
+    assert (list(steps), list(seconds)) == (["Base", "New", "Simple"], ["Base", "Simple"])
+    assert steps["Simple"][0] == seconds["Simple"][0] == "C2"
+
+
 @pytest.fixture
 def train(monkeypatch):
     """Fake training: the score rises with epochs and learning rate, and is constant after 20 epochs.
