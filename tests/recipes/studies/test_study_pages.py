@@ -24,6 +24,13 @@ def test_a_claim_about_a_table_with_several_datasets_names_one(tmp_path, monkeyp
         pages.list_claims()
 
 
+def test_the_command_writes_each_page(tmp_path, monkeypatch):
+    written = {tmp_path / "new" / "a.md": "# One\n", tmp_path / "b.md": "# Two\n"}
+    monkeypatch.setattr(pages, "write_pages", lambda: written)
+    pages.main()
+    assert {path: path.read_text() for path in tmp_path.rglob("*.md")} == written
+
+
 def test_the_pages_are_those_of_the_committed_files():
     written = pages.write_pages()
     for path, text in written.items():

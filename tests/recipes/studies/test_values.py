@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from results_fixtures import PAPER_TRAINING, query_results
 
-from modeling_supclap.evaluation.results import Results
+from modeling_supclap.evaluation.results import Results, score
 from modeling_supclap.recipes.studies.tables import get_cost, get_value, load_run
 from modeling_supclap.recipes.sweep import Step
 
@@ -52,3 +52,36 @@ def test_the_distance_of_captions_is_relative_to_their_spread():
     arrays = {"embeddings/text/eng": english, "multilingual/distance/fra": np.array([0.1, 0.3])}
     results = Results({"protocol": {"languages": ["eng", "fra"]}}, arrays)
     assert get_value(results, [], ["captions", "relative_distance"]) == pytest.approx(0.2 / (2**1.5 / 3))
+
+
+def test_values_of_the_training_and_means_over_languages():
+    training = {"steps": 40, "train_runtime": 90.0, "epoch": 3, "last_logs": {"steps": 39, "radius": 0.5}}
+    scores = {"fra": {"t2a": {"R@1": score(0.2, None, 0.1)}}, "deu": {"t2a": {"R@1": score(0.7, None, 0.1)}}}
+    scores["deu"]["a2t"] = {"R@1": score(0.9, None, 0.1)}
+    results = Results({"training": training, "scores": {"retrieval": scores, "zero_shot": {}}})
+    expected = {
+        "training steps": 40,
+        "training radius": 0.5,
+        "training epoch_runtime": 30.0,
+        "training peak_memory_mib": None,
+        "retrieval deu t2a R@1": 0.7,
+        "retrieval mean t2a R@1": pytest.approx(0.45),
+        "retrieval mean a2t R@1": 0.9,
+        "retrieval mean t2a R@5": None,
+        "retrieval eng t2a R@1": None,
+    }
+    assert {place: get_value(results, [], place.split()) for place in expected} == expected
+    del training["train_runtime"]
+    assert get_value(results, [], ["training", "epoch_runtime"]) is None
+
+
+def test_the_cost_of_several_runs_is_their_mean_and_names_only_what_was_recorded():
+    first, second = (
+        query_results([1, 1], np.arange(2), chance=0.5, training={**PAPER_TRAINING, **more})
+        for more in ({"steps": 10, "processes": 2}, {"steps": 20, "captions": 60, "process_seconds": 7.5})
+    )
+    cost = get_cost([(first, []), (second, [])])  # KCL of two languages, with batches of four clips
+    assert cost == {"steps": 15, "captions": (10 * 4 * 2 * 2 + 60) / 2, "seconds": (1.0 + 7.5) / 2}
+    assert get_cost([(query_results([1], np.arange(1), chance=0.5, training={"steps": 3, "captions": 6}), [])]) == {
+        "steps": 3, "captions": 6,
+    }  # fmt: skip
