@@ -395,3 +395,18 @@ def test_a_folder_in_other_languages_needs_no_other_option(tmp_path):
     data, _ = parse(*words, "--output_dir", "o")
     row = data.load_splits()["train"][0]
     assert row["captions"]["ita"] == [row["captions"]["eng"][0].replace("a tone", "un tono")]
+
+
+def test_the_origin_of_the_data_is_a_public_name(tmp_path):
+    folder = tmp_path / "my_sounds"
+    folder.mkdir()
+    assert DatasetArguments("esc50", "ESC-10").origin == "esc50"
+    assert DatasetArguments("hf", "ann/sounds").origin == "ann/sounds"
+    assert DatasetArguments("hf", str(folder)).origin == "my_sounds"
+    assert DatasetArguments("hf", dataset_config={"data_dir": "ann/sounds"}).origin == "ann/sounds"
+    assert DatasetArguments("hf", str(folder), {"subset": "a", "cache": "x"}).identity == {
+        "dataset": "my_sounds", "subset": "a", "cache": "x",
+    }  # fmt: skip
+    parts = ['{"dataset": "hf", "name": "one"}', '{"dataset": "esc50", "data_dir": "E"}']
+    (tmp_path / "one").mkdir()
+    assert DataArguments(datasets=parts, data_dir=str(tmp_path)).origin == "one+esc50"

@@ -123,6 +123,18 @@ def test_the_whole_training_split_trains_if_the_test_split_is_held_out(esc_folde
         posttrain_teminal.PostTrainingArguments(train_fraction=1, pool_splits=True)
 
 
+def test_splits_are_checked_before_a_recording_is_read(esc_folder):
+    args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder), **BOTH_HELD_OUT)
+    splits, part = args.load_splits(), posttrain_teminal.LastPartArguments()
+    training = TemporalTrainingArguments(use_cpu=True, per_device_train_batch_size=12)
+    rows = posttrain_teminal.check(splits, args, part, training)
+    assert len(rows) == 4
+    assert set(rows["clip_id"]) < set(splits["train"]["clip_id"])
+    training.per_device_train_batch_size = 13
+    with pytest.raises(ValueError, match="12 pairs are fewer than a batch of 13"):
+        posttrain_teminal.check(splits, args, part, training)
+
+
 def test_one_recording_of_each_class_is_used_in_all_pairs(esc_folder):
     args = posttrain_teminal.PostTrainingArguments(
         model="m", data_dir=str(esc_folder), pool_splits=True, train_fraction=0.5, fixed_recordings=True

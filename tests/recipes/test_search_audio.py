@@ -114,6 +114,14 @@ def test_code_of_a_model_must_be_trusted_by_index_and_by_query(sounds, tmp_path,
     assert len(found["hits"]) == 6
 
 
+def test_the_page_gets_the_options_of_the_command(tmp_path, monkeypatch, capsys):
+    served = []
+    monkeypatch.setattr("modeling_supclap.search.app.serve", lambda **options: served.append(options))
+    search(capsys, "serve", tmp_path, "--port", 81, "--recordings", "sounds", "--device", "cpu")
+    chosen = {"index": str(tmp_path), "port": 81, "recordings": "sounds", "device": "cpu"}
+    assert served == [{"model": None, "host": "127.0.0.1", "share": False, "trust_remote_code": False, **chosen}]
+
+
 @pytest.fixture(scope="module")
 def index(saved, tmp_path_factory):
     """Index of three tones in two folders."""

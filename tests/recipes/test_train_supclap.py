@@ -73,6 +73,20 @@ def test_a_run_is_stopped_if_a_signal_ended_it_before_its_last_step(jit, step, s
     assert (resumed, closed) == (["checkpoint-3"], [1])
 
 
+def test_last_without_a_checkpoint_starts_a_new_run(tmp_path, capsys):
+    args = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint="last")
+    assert train_supclap.find_checkpoint(args) is None
+    assert f"{tmp_path} contains no checkpoint; starting a new run" in capsys.readouterr().out
+    args.resume_from_checkpoint = str(tmp_path / "kept" / "checkpoint-7")
+    with pytest.raises(FileNotFoundError, match="checkpoint-7 does not exist"):
+        train_supclap.find_checkpoint(args)
+    Path(args.resume_from_checkpoint).mkdir(parents=True)
+    assert train_supclap.find_checkpoint(args) == args.resume_from_checkpoint
+    args.resume_from_checkpoint = None
+    assert train_supclap.find_checkpoint(args) is None
+    assert capsys.readouterr().out == ""
+
+
 def test_ctrl_c_before_the_first_checkpoint_advises_to_start_again(tmp_path, monkeypatch):
     def interrupt(resume_from_checkpoint):
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from modeling_supclap.evaluation.tables import to_html
 from modeling_supclap.recipes.options import ReproductionArguments
 from modeling_supclap.recipes.studies.tables import (
     arrange_curves,
+    get_stem,
     make_tables,
     tabulate_cases,
     to_markdown,
@@ -62,6 +63,16 @@ def test_cases_are_the_best_and_the_worst_captions_of_all_models():
     }
     assert "| bad | one | 10: bad | 9: mauvais |" in to_markdown(content)
     assert "<td>10: bad</td>" in to_html("", make_tables(content))
+
+
+@pytest.mark.parametrize("part", [{"rows": ["table1_infonce"]}, {"datasets": ["esc10"]}, {"settings": {"seed": 1}}])
+def test_a_part_of_a_table_does_not_replace_the_whole_one(tmp_path, part):
+    options = {"output_dir": str(tmp_path), "scale": "full"}
+    whole = get_stem("supclap/table1", ReproductionArguments(**options))
+    assert whole == tmp_path / "full" / "supclap_table1"
+    assert get_stem("supclap/table1", ReproductionArguments(**options, **part)) == whole.with_name(
+        "supclap_table1_selected"
+    )
 
 
 def test_several_runs_in_one_picture(tmp_path):
