@@ -337,7 +337,7 @@ def is_current(path: Path, clips: Sequence[Clip], sha256: str | None) -> bool:
             for group in range(parquet.num_row_groups):
                 parquet.read_row_group(group)  # compares the checksums
             states = (parquet.metadata.metadata or {}).get(b"recordings")
-        if states not in (None, hash_states(clips)):  # None: of version 0.2
+        if states != hash_states(clips):
             reason = "its recordings have changed"
         elif sha256 not in (None, file_sha256(path)):
             reason = "its SHA-256 is not that in manifest.json"

@@ -65,7 +65,12 @@ def make_parser() -> argparse.ArgumentParser:
     query.add_argument("--within", help="search only this file or folder, relative to the indexed folder")
     query.add_argument("--exact", action="store_true", help="score every window even in a large index")
     query.add_argument("--all_windows", action="store_true", help="keep windows that overlap a better hit")
-    query.add_argument("--format", default="text", choices=("text", "csv", "raven", "audacity", "json"))
+    query.add_argument(
+        "--format",
+        default="text",
+        choices=("text", "csv", "raven", "audacity", "json"),
+        help="format of the hits (default: text)",
+    )
     query.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     query.add_argument("--output", help="file to write (audacity: or a folder, with one file per recording)")
 

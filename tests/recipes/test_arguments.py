@@ -409,4 +409,7 @@ def test_the_origin_of_the_data_is_a_public_name(tmp_path):
     }  # fmt: skip
     parts = ['{"dataset": "hf", "name": "one"}', '{"dataset": "esc50", "data_dir": "E"}']
     (tmp_path / "one").mkdir()
-    assert DataArguments(datasets=parts, data_dir=str(tmp_path)).origin == "one+esc50"
+    both = DataArguments(datasets=parts, data_dir=str(tmp_path))
+    assert both.origin == "one+esc50"
+    assert [part.data_dir for part in both.parts.values()] == [str(tmp_path / "one"), "E"]
+    assert DataArguments(datasets=parts[1:]).parts["esc50"].data_dir == "E"

@@ -184,9 +184,12 @@ def test_every_split_is_built_once(esc, monkeypatch, folds):
 def test_recordings_shared_with_the_training_split_are_reported(folder, esc):
     esc50 = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
     options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
-    with pytest.warns(UserWarning, match=r"8 .*12.*'train'"):
+    with pytest.warns(UserWarning, match=r"8 .*12.*'train'") as warned:
         run_recipe(evaluate_supclap, *command(folder, "model0"), *options, "--output_dir", esc / "out")
-    assert Results.load(esc / "out").protocol["shared_sources"]["count"] == 8
+    shared = Results.load(esc / "out").protocol["shared_sources"]
+    assert (shared["with"], shared["count"], len(shared["examples"])) == ("train", 8, 5)
+    assert shared["examples"] == sorted(shared["examples"])
+    assert any(f"for example {shared['examples'][0]};" in str(warning.message) for warning in warned)
 
 
 def test_clips_that_the_model_has_trained_on_are_refused(folder, esc, tmp_path):

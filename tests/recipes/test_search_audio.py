@@ -114,6 +114,13 @@ def test_code_of_a_model_must_be_trusted_by_index_and_by_query(sounds, tmp_path,
     assert len(found["hits"]) == 6
 
 
+def test_every_option_has_its_help():
+    (commands,) = search_audio.make_parser()._subparsers._group_actions
+    assert list(commands.choices) == ["index", "query", "score", "serve"]
+    for parser in commands.choices.values():
+        assert all(action.help for action in parser._actions)
+
+
 def test_the_page_gets_the_options_of_the_command(tmp_path, monkeypatch, capsys):
     served = []
     monkeypatch.setattr("modeling_supclap.search.app.serve", lambda **options: served.append(options))

@@ -176,6 +176,9 @@ def test_arms_without_seconds_have_no_curve_against_seconds(tmp_path, monkeypatc
     assert steps["Base"] == seconds["Base"] == ("C0", np.transpose([[100, 200, 400], means]).tolist())
     assert (list(steps), list(seconds)) == (["Base", "New", "Simple"], ["Base", "Simple"])
     assert steps["Simple"][0] == seconds["Simple"][0] == "C2"
+    vertices = figures[0].axes[0].collections[0].get_paths()[0].vertices
+    ends = [100 * arms["base"]["scores"][0][end] for end in ("low", "high")]
+    assert sorted(set(vertices[vertices[:, 0] == 100, 1])) == pytest.approx(ends)
 
 
 @pytest.fixture
