@@ -81,7 +81,7 @@ class WavCapsConfig(FolderConfig):
             return []
 
         files = self.find({name: (name,) for name in self.blacklists})
-        lacking = sorted(set(self.blacklists) - files.keys())
+        lacking = [name for name in self.blacklists if name not in files]
         if lacking:
             raise FileNotFoundError(
                 f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/, which list test clips of "

@@ -242,9 +242,9 @@ def test_many_equal_files_are_compared_once(tmp_path, monkeypatch):
     monkeypatch.setattr(check_overlap, "fingerprint", lambda waveform: computed.append(1) or plain(waveform))
     copies = pairs_of(find_copies(str(tmp_path / "sounds"), cache_dir=str(tmp_path)))
     assert len(computed) == 3
-    assert copies == [("0.mp3", "00.wav", False)] + [("00.wav", f"{number:02d}.wav", True) for number in range(1, 40)] + [
-        ("00.wav", "40.flac", False)
-    ]
+    assert copies == [("0.mp3", "00.wav", False)] + [
+        ("00.wav", f"{number:02d}.wav", True) for number in range(1, 40)
+    ] + [("00.wav", "40.flac", False)]
 
 
 def test_copies_of_a_folder_are_written_as_csv(library, tmp_path, capsys):
