@@ -28,7 +28,7 @@ def test_cells_may_have_any_usual_mark_between_them(tmp_path, mark):
     path.write_text(f'file_name{mark}"a, b; or c"\n1.wav{mark}"x{mark} y, z; \tw"\n')
     (line,) = read_table(path)
     assert line.values == {"file_name": "1.wav", "a, b; or c": f"x{mark} y, z; \tw"}
-    path.write_text(f'\n file_name {mark} b \n 1.wav {mark} x \n{mark}\n2.wav{mark}y{mark} \n3.wav\n')
+    path.write_text(f"\n file_name {mark} b \n 1.wav {mark} x \n{mark}\n2.wav{mark}y{mark} \n3.wav\n")
     lines = [(line.where, *line.values.values()) for line in read_csv(path, ["b"])]
     assert lines == [
         (f"{path}, line 3", "1.wav", "x"), (f"{path}, line 5", "2.wav", "y"), (f"{path}, line 6", "3.wav", "")
