@@ -198,7 +198,8 @@ def fsd50k(folder: Path) -> Made:
     test = [[number, labels[number % 3], "/m/0"] for number in range(100, 103)]
     table = write_csv(folder / "FSD50K.ground_truth" / "dev.csv", [["fname", "labels", "mids", "split"], *dev])
     write_csv(folder / "FSD50K.ground_truth" / "eval.csv", [["fname", "labels", "mids"], *test])
-    write_json(folder / "FSD50K.metadata" / "dev_clips_info_FSD50K.json", {"1": {"license": "CC0"}})
+    write_json(folder / "FSD50K.metadata" / "dev_clips_info_FSD50K.json", {"1": {"license": "CC0"}, "2": {}})
+    write_json(folder / "FSD50K.metadata" / "eval_clips_info_FSD50K.json", {"101": {"license": "CC BY"}})
     audio = touch(folder / "FSD50K.dev_audio", [f"{row[0]}.wav" for row in dev])
     audio += touch(folder / "FSD50K.eval_audio", [f"{row[0]}.wav" for row in test])
     return Made({"data_dir": str(folder)}, {"train": 6, "validation": 2, "test": 3}, audio, table, "Zither")

@@ -40,8 +40,8 @@ class AudioCaps(RowBuilder):
             splits[split] = {}
             seen: set[str] = set()
             for line in read_csv(path, COLUMNS):
-                segment = line.values["youtube_id"].strip(), int(line.number("start_time", whole=True))
-                caption_id = line.values["audiocap_id"].strip()
+                segment = line.values["youtube_id"], int(line.number("start_time", whole=True))
+                caption_id = line.values["audiocap_id"]
                 captions = splits[split].setdefault(segment, {})
                 if caption_id in seen:
                     collection.leave_out("duplicate", "{}_{}".format(*segment))

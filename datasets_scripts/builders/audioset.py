@@ -38,7 +38,7 @@ class AudioSet(RowBuilder):
     def collect(self) -> Collection:
         collection, tables = Collection(), self.config.tables()
         classes = read_csv(tables.pop("classes"), ("index", "mid", "display_name"))
-        names = {line.values["mid"]: line.values["display_name"].strip() for line in classes}
+        names = {line.values["mid"]: line.values["display_name"] for line in classes}
 
         clips: list[tuple[str, Line, Segment]] = []
         for split, path in tables.items():

@@ -52,7 +52,7 @@ def read_origins(path: Path) -> dict[str, tuple[str, str]]:
     """Read `{file name: (source, licence)}` from a metadata table; skip clips without a Freesound id."""
     origins = {}
     for line in read_csv(path, ("file_name", "sound_id", "license")):
-        sound_id = line.values["sound_id"].strip()
+        sound_id = line.values["sound_id"]
         if sound_id.isdecimal():
-            origins[line.values["file_name"]] = (f"freesound:{sound_id}", line.values["license"].strip())
+            origins[line.values["file_name"]] = (f"freesound:{sound_id}", line.values["license"])
     return origins

@@ -30,7 +30,7 @@ class ESC50(FoldBuilder):
         lines = read_csv(self.config.tables()["clips"], COLUMNS)
 
         # Licences in the ESC-50 README: CC BY for the ESC-10 subset, CC BY-NC for the whole dataset.
-        in_esc10 = {line.values["esc10"].strip().lower() for line in lines}
+        in_esc10 = {line.values["esc10"].lower() for line in lines}
         license = "CC BY 3.0" if in_esc10 == {"true"} else "CC BY-NC 3.0"
 
         clips = []

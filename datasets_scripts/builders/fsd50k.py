@@ -33,13 +33,13 @@ class FSD50K(RowBuilder):
 
     def collect(self) -> Collection:
         collection, tables = Collection(), self.config.tables()
-        for part in sorted({"dev", "eval"} & tables.keys()):
+        for part in filter(tables.__contains__, ("dev", "eval")):
             clips_info = read_json(tables[f"{part}_info"]) if f"{part}_info" in tables else {}
             for line in read_csv(tables[part], ("fname", "labels", "split") if part == "dev" else ("fname", "labels")):
-                split = SPLIT_OF.get(line.values["split"].strip()) if part == "dev" else "test"
+                split = SPLIT_OF.get(line.values["split"]) if part == "dev" else "test"
                 if split is None:
                     raise ValueError(f"{line.where}: the split is {line.values['split']!r}; expected train or val")
-                clip_id = line.values["fname"].strip()
+                clip_id = line.values["fname"]
                 labels = [label.strip() for label in line.values["labels"].split(",") if label.strip()]
                 license = clips_info.get(clip_id, {}).get("license", "unknown (Freesound)")
                 clip = Clip(clip_id, caption_classes(labels), f"freesound:{clip_id}", license, labels)

@@ -45,10 +45,10 @@ class MACS(RowBuilder):
     def collect(self) -> Collection:
         collection, config = Collection(), self.config
         clips = []
-        for name, captions in read_captions(config.tables()["clips"]):
-            scene, city, place = (*stem_of(name).split("-"), "", "")[:3]  # "airport-barcelona-0-12-a.wav"
+        for clip_id, captions in read_captions(config.tables()["clips"]):
+            scene, city, place = (*clip_id.split("-"), "", "")[:3]  # "airport-barcelona-0-12-a"
             source = f"tau2019:{scene}-{city}-{place}"
-            clips.append(Clip(stem_of(name), {ENGLISH: captions}, source, "academic use only", [scene]))
+            clips.append(Clip(clip_id, {ENGLISH: captions}, source, "academic use only", [scene]))
 
         counts = {"test": config.num_test, "validation": config.num_validation}
         splits = draw_sources((clip.source for clip in clips), counts, config.seed)
@@ -59,7 +59,7 @@ class MACS(RowBuilder):
 
 
 def read_captions(path: Path) -> list[tuple[str, list[str]]]:
-    """Read the file name and the captions of each clip; raise ValueError with the path if the file is not MACS.yaml."""
+    """Read the id and the captions of each clip; raise ValueError with the path if the file is not MACS.yaml."""
     try:
         table = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -71,8 +71,8 @@ def read_captions(path: Path) -> list[tuple[str, list[str]]]:
     clips = []
     for index, entry in enumerate(entries):
         try:
-            captions = [str(annotation["sentence"] or "") for annotation in entry["annotations"]]
-            clips.append((str(entry["filename"]), captions))
+            captions = [annotation["sentence"] for annotation in entry["annotations"]]
+            clips.append((stem_of(entry["filename"]), captions))
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{path}: entry {index} of files lacks filename, annotations or a sentence; expected MACS.yaml"

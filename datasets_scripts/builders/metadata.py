@@ -60,10 +60,11 @@ def read_csv(
 ) -> list[Line]:
     """Read a CSV file; the delimiter is the most frequent of comma, semicolon, tab and `|` in the first line.
 
-    Missing values at the end of a line become empty strings. Lines without values, and lines that repeat the header,
-    are skipped, as are the titles that spreadsheets have above it, comments there, and the line "sep=;". In a file with
-    tabs, quotation marks are characters, except around a whole cell, unless cells contain tabs or line breaks.
-    ValueError is raised if a column is missing or repeated, or a line has more values than columns.
+    Cells have no white space at their ends. Missing values at the end of a line become empty strings. Lines without
+    values, and lines that repeat the header, are skipped, as are the titles that spreadsheets have above it, comments
+    there, and the line "sep=;". In a file with tabs, quotation marks are characters, except around a whole cell, unless
+    cells contain tabs or line breaks. ValueError is raised if a column is missing or repeated, or a line has more
+    values than columns.
 
     Args:
         columns: Required columns. If `header` is False, names of all columns.
@@ -89,11 +90,12 @@ def read_csv(
             "a cell in quotes ends with one, and quotes inside it are doubled"
         ) from error
 
-    rows = [(number, cells) for number, cells in rows if any(map(str.strip, cells))]
+    rows = [(number, [cell.strip() for cell in cells]) for number, cells in rows]
+    rows = [(number, cells) for number, cells in rows if any(cells)]
     while header and len(rows) > 1 and _is_title(rows[0][1]) and not _is_title(rows[1][1]):
         del rows[0]
     first = rows[0][1] if header and rows else []
-    names = [name.strip() for name in first] if header else list(columns)
+    names = first if header else list(columns)
     if missing := sorted(set(columns) - set(names)):
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
     if repeated := [name for name in names if name and names.count(name) > 1]:
@@ -104,7 +106,7 @@ def read_csv(
     lines = []
     for number, cells in rows:
         where = f"{path}, line {number}"
-        if any(cell.strip() for cell in cells[len(names) :]):
+        if any(cells[len(names) :]):
             raise ValueError(
                 f"{where} has {len(cells)} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
             )
@@ -115,7 +117,7 @@ def read_csv(
 
 def _is_title(cells: Sequence[str]) -> bool:
     """Return whether a line above the header is a title, followed by empty cells, or a comment without separators."""
-    return cells[0].strip() != "" and not any(cells[1:]) and (len(cells) > 1 or cells[0].startswith("#"))
+    return cells[0] != "" and not any(cells[1:]) and (len(cells) > 1 or cells[0].startswith("#"))
 
 
 def _split_tabs(text: str) -> list[tuple[int, list[str]]]:

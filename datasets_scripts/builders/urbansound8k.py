@@ -31,10 +31,10 @@ class UrbanSound8K(FoldBuilder):
     def _read_slice(self, line: Line) -> FoldClip:
         values = line.values
         return FoldClip(
-            file_name=values["slice_file_name"].strip(),
+            file_name=values["slice_file_name"],
             fold=int(line.number("fold", whole=True)),
-            label=values["class"].strip(),
-            freesound_id=values["fsID"].strip(),
+            label=values["class"],
+            freesound_id=values["fsID"],
             license="CC BY-NC 3.0",  # from the dataset's README
             seconds=round(line.number("end") - line.number("start"), 6),  # precision of the table
         )

@@ -43,7 +43,7 @@ class VGGSound(RowBuilder):
         collection = Collection()
         clips: list[tuple[Segment, str, str]] = []  # with label and split
         for number, line in enumerate(read_csv(self.config.tables()["clips"], COLUMNS, header=False)):
-            label, split = line.values["label"].strip(), line.values["split"].strip()
+            label, split = line.values["label"], line.values["split"]
             if number == 0 and split.lower() == "split":  # the header line of some copies
                 continue
             if split not in ("train", "test"):

@@ -81,7 +81,7 @@ class WavCapsConfig(FolderConfig):
             return []
 
         files = self.find({name: (name,) for name in self.blacklists})
-        lacking = sorted(set(self.blacklists) - files.keys())
+        lacking = [name for name in self.blacklists if name not in files]
         if lacking:
             raise FileNotFoundError(
                 f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/, which list test clips of "
@@ -112,7 +112,7 @@ class WavCaps(RowBuilder):
             recordings = config.recordings.within(PARTS[name].word, words)
             for entry in read_entries(table):
                 stem, source = stem_of(str(entry["id"])), _source(PARTS[name], str(entry["id"]))
-                clip = Clip(f"{name}/{stem}", {ENGLISH: [entry["caption"] or ""]}, source, "academic use only")
+                clip = Clip(f"{name}/{stem}", {ENGLISH: [entry["caption"]]}, source, "academic use only")
                 if clip.source in blacklisted:
                     collection.leave_out("blacklist", clip.clip_id)
                 elif clip.clip_id in clips:

@@ -63,6 +63,14 @@ def test_two_clips_of_a_video_are_two_rows_of_one_source(tmp_path):
     assert set(rows["source"]) == {f"youtube:{youtube_id(1)}"}
 
 
+def test_cells_may_have_space_around_them(tmp_path):
+    write_csv(tmp_path / "data" / "train.csv", [HEADER, ["1 ", f"{youtube_id(1)} ", "30", "A"], ["1", "x", "5", "B"]])
+    touch(tmp_path / "data", [f"{youtube_id(1)}_30.wav"])
+    builder = load(tmp_path / "data")
+    assert builder.as_dataset()["train"]["clip_id"] == [f"{youtube_id(1)}_30"]
+    assert builder.report()["left_out"] == {"duplicate": ["x_5"], "empty caption": ["x_5"]}
+
+
 def test_one_split_is_enough_but_two_releases_are_an_error(tmp_path):
     audiocaps(tmp_path / "data")
     for name in ("train.csv", "val.csv"):

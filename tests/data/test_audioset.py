@@ -22,6 +22,19 @@ def test_class_names_become_labels_and_captions(tmp_path):
     assert splits["test"]["clip_id"] == [f"{youtube_id(number)}_0" for number in range(3)]
 
 
+def test_a_shorter_clip_is_found_by_its_own_end(tmp_path):
+    made = audioset(tmp_path / "data")
+    table = tmp_path / "data" / "eval_segments.csv"
+    lines = [line for line in table.read_text().splitlines() if "created" not in line]
+    lines[3] = lines[3].replace(" 10.000", " 7.500").replace(', "', ', ", ')
+    table.write_text("\n".join(lines))
+    (path,) = [path for path in made.audio if path.stem == f"Y{youtube_id(1)}"]
+    path.rename(path.with_stem(f"{youtube_id(1)}_0.000_7.500"))
+    rows = load(tmp_path / "data").as_dataset()["test"]
+    assert rows["clip_id"] == [f"{youtube_id(number)}_0" for number in range(3)]
+    assert rows["labels"] == [["Dog"], ["Dog", "Bark"], ["Dog"]]
+
+
 def test_a_bad_line_is_named(tmp_path):
     audioset(tmp_path / "data")
     table = tmp_path / "data" / "eval_segments.csv"

@@ -13,13 +13,22 @@ from prepared_sets import RATE_HZ, make_folder, sound
 
 from modeling_supclap.datasets_scripts import splits
 from modeling_supclap.datasets_scripts.overlap import check_overlap
-from modeling_supclap.datasets_scripts.overlap.check_overlap import compare, find_copies, main
+from modeling_supclap.datasets_scripts.overlap.check_overlap import (
+    compare,
+    copies_as_csv,
+    find_copies,
+    main,
+    overlap_table,
+)
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Sets `first` (sources 100-111) and `second` (120-131), where clip 21 is a part of clip 3 as MP3 samples."""
+    """Sets `first` (sources 100-111), `second` (120-131) and `third` (108-119).
+
+    In `second`, clip 21 is a part of clip 3 as MP3 samples; in `third`, clip 11 is another sound than in `first`.
+    """
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("overlap")
     for name, first in (("first", 0), ("second", 20), ("third", 8)):
@@ -29,6 +38,8 @@ def folder(tmp_path_factory):
             samples, rate_hz = soundfile.read(esc / "copy.mp3")
             soundfile.write(esc / "audio" / "2-21.wav", samples, rate_hz)
             soundfile.write(esc / "audio" / "3-22.wav", np.sin(np.arange(2000)), RATE_HZ)
+        if name == "third":
+            soundfile.write(esc / "audio" / "4-11.wav", sound(40, 2.0), RATE_HZ)
         options = {"data_dir": str(esc), "languages": ["eng"], "validation_fraction": 0.0, "test_fold": 4}
         storage = {"first": "int16", "second": "original", "third": "reference"}[name]
         prepare(Request("esc50", options, storage), folder / name, cache_dir=str(folder / "cache"), quiet=True)
@@ -64,8 +75,13 @@ def test_shared_sources_are_listed_with_the_clips_of_both(folder):
     assert list(report["shared_sources"]) == [f"freesound:{number}" for number in (108, 109, 110, 111)]
     (mine,), (theirs,) = report["shared_sources"]["freesound:109"]
     assert mine["clip_id"] == theirs["clip_id"] == "2-9"
-    assert sorted(copy["second"]["clip_id"] for copy in report["copies"]) == ["1-8", "2-9", "3-10", "4-11"]
-    assert all(copy["same_source"] for copy in report["copies"])
+    assert {copy["second"]["clip_id"]: copy["same_source"] for copy in report["copies"]} == {
+        "1-8": True, "2-9": True, "3-10": True
+    }  # fmt: skip
+    order = [(-copy["score"], copy["first"]["clip_id"]) for copy in report["copies"]]
+    assert order == sorted(order)
+    assert report["sets"] == [{"name": str(folder / name), "clips": 12} for name in ("first", "third")]
+    assert report["threshold"] == 6
 
 
 def test_file_names_are_not_shared_sources(tmp_path):
@@ -82,6 +98,59 @@ def test_file_names_are_not_shared_sources(tmp_path):
     assert report["copies"] == []
 
 
+def clip(clip_id, split="train", source="s"):
+    return {"split": split, "clip_id": clip_id, "source": source}
+
+
+def test_the_table_of_two_sets_has_the_first_sources_and_copies():
+    numbers = {"score": 12.34, "bit_error_rate": 0.1234, "offset_seconds": -1.256, "overlap_seconds": 2.0}
+    copies = [{"first": clip(f"a{n}"), "second": clip(f"b{n}"), "same_source": False, **numbers} for n in range(22)]
+    sources = {f"s{n:02d}": [[clip("x")], [clip(f"y{m}", "test") for m in range(4)]] for n in range(23)}
+    report = {
+        "sets": [{"name": "A", "clips": 40}, {"name": "B", "clips": 50}],
+        "shared_sources": sources,
+        "copies": copies,
+        "not_compared": [[], [clip("z")]],
+    }
+    lines = overlap_table(report).split("\n")
+    assert lines[:4] == [
+        "A (40 clips) and B (50 clips)",
+        "shared sources: 23",
+        "copies by sound: 22",
+        "without fingerprint, too short, silent or unreadable: 0 and 1",
+    ]
+    assert lines[4:24] == [f"  s{n:02d}: train/x | test/y0, test/y1, test/y2 and 1 more" for n in range(20)]
+    assert lines[24:45] == ["  score  bit errors  offset s  overlap s  clips"] + [
+        f"   12.3       12.3%     -1.26       2.00  train/a{n} | train/b{n}" for n in range(20)
+    ]
+    assert lines[45:] == ["... and 5 more; --json FILE or --csv FILE saves all"]
+    shown = {**report, "shared_sources": {}, "copies": copies[:20], "not_compared": [[], []]}
+    assert overlap_table(shown).split("\n") == [lines[0], "shared sources: 0", "copies by sound: 20", *lines[24:45]]
+    assert overlap_table({**shown, "copies": []}).split("\n")[-1] == "copies by sound: 0"
+    assert copies_as_csv({"copies": copies[:1]}) == (
+        '"first","second","same_file","score","bit_error_rate","offset_seconds","overlap_seconds"\n'
+        '"train/a0","train/b0",False,12.34,0.1234,-1.256,2.0\n'
+    )
+
+
+def test_the_name_of_a_set_may_contain_a_colon(folder, tmp_path, capsys):
+    shutil.copytree(folder / "first", tmp_path / "at 10:30")
+    report = compare(str(tmp_path / "at 10:30"), f"{folder / 'third'}:train", cache_dir=str(folder / "cache"))
+    assert [each["clips"] for each in report["sets"]] == [12, 9]
+    assert len(report["copies"]) == 3
+    for name in ("C:/sets/a", r"C:\sets\a"):
+        assert main([str(folder / "first"), name, "--quiet"]) == 2
+        assert name in capsys.readouterr().err
+
+
+def test_a_set_is_not_compared_with_itself_and_an_unknown_split_is_named(folder):
+    first = str(folder / "first")
+    with pytest.raises(ValueError, match=f"both sets are {first}; .*{first}:train {first}:test"):
+        compare(first, first)
+    with pytest.raises(ValueError, match=r"first has no split 'dev'; its splits are train, test"):
+        compare(f"{first}:dev", str(folder / "second"), cache_dir=str(folder / "cache"))
+
+
 def test_one_split_of_a_set(folder):
     cache = str(folder / "cache")
     assert compare(f"{folder / 'first'}:train", str(folder / "second"), cache_dir=cache)["copies"] == []
@@ -95,6 +164,7 @@ def test_one_split_of_a_set(folder):
         (("first", "second"), 0),
         (("first", "second", "--fail_on_overlap"), 1),
         (("first:train", "first:test", "--fail_on_overlap"), 0),
+        (("first:test", "third:test", "--fail_on_overlap"), 1),  # a source, but no copy
         (("first", "nowhere"), 2),
         (("first", "first"), 2),
         (("first:dev", "second"), 2),
@@ -146,7 +216,7 @@ COPIES = [
 
 def test_copies_within_a_folder_are_found_once(library, tmp_path):
     report = find_copies(str(library), cache_dir=str(tmp_path))
-    assert sorted(pairs_of(report)) == sorted(COPIES)
+    assert pairs_of(report) == COPIES
     (near,) = [pair for pair in report["copies"] if not pair["same_file"]]
     assert near["offset_seconds"] == pytest.approx(8_000 / RATE_HZ, abs=0.06)
     assert report["sets"] == [{"name": str(library), "clips": 15}]
@@ -166,14 +236,15 @@ def test_many_equal_files_are_compared_once(tmp_path, monkeypatch):
     for number in range(1, 40):
         shutil.copy(tmp_path / "sounds" / "00.wav", tmp_path / "sounds" / f"{number:02d}.wav")
     soundfile.write(tmp_path / "sounds" / "40.flac", sound(1, 2.0), RATE_HZ)
+    soundfile.write(tmp_path / "sounds" / "0.mp3", sound(1, 2.0), RATE_HZ)  # less like 40.flac than 00.wav is
     computed = []
     plain = check_overlap.fingerprint
     monkeypatch.setattr(check_overlap, "fingerprint", lambda waveform: computed.append(1) or plain(waveform))
     copies = pairs_of(find_copies(str(tmp_path / "sounds"), cache_dir=str(tmp_path)))
-    assert len(computed) == 2
-    assert copies == [("00.wav", f"{number:02d}.wav", True) for number in range(1, 40)] + [
-        ("00.wav", "40.flac", False)
-    ]
+    assert len(computed) == 3
+    assert copies == [("0.mp3", "00.wav", False)] + [
+        ("00.wav", f"{number:02d}.wav", True) for number in range(1, 40)
+    ] + [("00.wav", "40.flac", False)]
 
 
 def test_copies_of_a_folder_are_written_as_csv(library, tmp_path, capsys):

@@ -51,7 +51,9 @@ def test_source_and_license_are_read_from_the_metadata(tmp_path):
     url = "http://creativecommons.org/licenses/by/3.0/"
     columns = ["file_name", "keywords", "sound_id", "sound_link", "start_end_samples", "manufacturer", "license"]
     for part, first in (("development", 10), ("evaluation", 11)):
-        lines = [[name, "é", first + index, "", "", "", url] for index, name in enumerate(CLOTHO_NAMES[:2])]
+        lines = [
+            [name, "é", f"{first + index} ", "", "", "", f"{url} "] for index, name in enumerate(CLOTHO_NAMES[:2])
+        ]
         lines.append([CLOTHO_NAMES[2], "", "Not found", "", "", "", "Not found"])
         path = write_csv(tmp_path / "data" / f"clotho_metadata_{part}.csv", [columns, *lines])
         path.write_bytes(path.read_text("utf-8").encode("cp1252"))

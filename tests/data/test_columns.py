@@ -2,13 +2,21 @@
 
 import json
 import math
+import re
 import unicodedata
 from datetime import timedelta
 
 import pytest
 
 from modeling_supclap.datasets_scripts.builders import columns
-from modeling_supclap.datasets_scripts.builders.columns import ColumnOptions, Columns, clean_text, read_seconds
+from modeling_supclap.datasets_scripts.builders.columns import (
+    ColumnOptions,
+    Columns,
+    clean_text,
+    merge_captions,
+    parse,
+    read_seconds,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +40,15 @@ def read(values, **options):
         (["transcription", "caption"], {"eng": ["1"]}),
         (["Annotation", "caption_fra"], {"eng": ["0"], "fra": ["1"]}),
         (["text", "caption_eng"], {"eng": ["1"]}),
+        (["species", "Common Name"], {"eng": ["1"]}),  # the preferred name, not the first column
+        (["captioner", "caption_id", "caption"], {"eng": ["2"]}),
     ],
 )
 def test_captions_are_found_by_usual_names(names, captions, caplog):
     assert read({name: str(number) for number, name in enumerate(names)})["captions"] == captions
-    unused = [name for name in names if name == "caption_pt"]
-    assert [f"not used: {unused[0]!r}" in message for message in caplog.messages] == [True] * len(unused)
+    unused = ", ".join(repr(name) for name in names if name in ("caption_pt", "captioner", "caption_id"))
+    messages = [message.partition("; rename")[0] for message in caplog.messages]
+    assert messages == [f"these columns look like captions and are not used: {unused}"] * bool(unused)
 
 
 def test_columns_that_are_named_win():
@@ -79,6 +90,13 @@ def test_columns_that_are_named_win():
         ({"Begin Time (s)": 1.5, "Delta Time (s)": 2.5}, (1.5, 4)),
         ({"t_start": 1.5, "t_end": 4}, (1.5, 4)),
         ({"IN FILE": "a.wav", "OFFSET": 1.5, "DURATION": 2.5}, (1.5, 4)),
+        ({"start_ms": 1500, "start": 7, "end_ms": 4000, "end": 9}, (1.5, 4)),  # the first columns
+        ({"Begin Time (s)": 101.5, "End Time (s)": "", "File Offset (s)": 1.5}, (1.5, None)),
+        ({"Begin Time (s)": 1.5, "End Time (s)": 4, "File Offset (s)": ""}, (1.5, 4)),
+        ({"Begin Time (s)": "", "End Time (s)": 4, "File Offset (s)": 1.5}, (None, 4)),
+        ({"start": 0, "end": 0.5}, (0, 0.5)),
+        ({"clip_start_min": 0.025, "event_end_min": "0:04"}, (1.5, 4)),
+        ({"start_sample": "", "end_sample": 64000, "sample_rate": 16000}, (None, 4)),
     ],
 )
 def test_parts_have_many_names_and_units(values, part, caplog):
@@ -94,6 +112,7 @@ def test_parts_have_many_names_and_units(values, part, caplog):
         ["Begin Clock Time", "Begin File", "length"],
         ["onset"],
         ["start_frame", "end_frame"],
+        ["start_sample", "end_sample"],
         ["end_ms"],
         ["from", "to"],
     ],
@@ -106,12 +125,42 @@ def test_times_that_are_not_used_are_named_once(names, caplog):
     assert all((repr(name) in message) == (name not in ("Begin File", "length")) for name in names)
 
 
-@pytest.mark.parametrize("cell", ["1,500", "-1", "soon", "1:75", "1:2:3:4", "inf", "1.000,5", "1:-2", "0x10"])
+@pytest.mark.parametrize(
+    "cell", ["1,500", "-1", "soon", "1:75", "1:60", "1:60:00", "1:2:3:4", "inf", "1.000,5", "1:-2", "-1:30", "0x10"]
+)
 def test_times_that_are_not_clear_are_refused(cell):
     with pytest.raises(ValueError, match="start"):
         read_seconds(cell, "start")
     with pytest.raises(ValueError, match=r"a\.csv, line 2.*start"):
         read({"caption": "a", "start": cell, "end": "9000"})
+
+
+@pytest.mark.parametrize(("start", "end"), [(2, 2), (2, 1), ("", 0)])
+def test_a_part_has_a_length(start, end):
+    with pytest.raises(ValueError, match=rf"a\.csv, line 2: the clip is from .* to {end}\.0 s"):
+        read({"caption": "a", "start": start, "end": end})
+
+
+EVENT = {"label": 7, "onset_seconds": "0", "offset_seconds": 1}
+
+
+def test_events_are_read_from_objects_or_json():
+    expected = [{"label": "7", "onset_seconds": 0.0, "offset_seconds": 1.0}]
+    for cell in ([EVENT], json.dumps([EVENT])):
+        assert read({"caption": "a", "events": cell})["events"] == expected
+    moment = {**EVENT, "offset_seconds": 0}
+    assert read({"caption": "a", "events": [moment]})["events"][0]["offset_seconds"] == 0
+    assert read({"caption": "a", "events": ""})["events"] == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["dog", 7, [7], [{"label": "a"}], [{**EVENT, "onset_seconds": -1}], [{**EVENT, "onset_seconds": 2}]]
+    + [[{**EVENT, "offset_seconds": "soon"}], [{**EVENT, "onset_seconds": math.nan}], [EVENT, None]],
+)
+def test_events_that_are_not_clear_are_refused(cell):
+    with pytest.raises(ValueError, match=r"a\.csv, line 2: events is .*; expected a list of objects with label"):
+        read({"caption": "a", "events": cell})
 
 
 @pytest.mark.parametrize(
@@ -141,7 +190,8 @@ def test_texts_have_one_form():
     assert (
         clean_text(" \ufeff" + unicodedata.normalize("NFD", "Löwe br&#252;llt &amp; faucht") + "\u200b ") == composed
     )
-    assert clean_text("rain<br/>wind") == "rain wind"
+    assert clean_text("rain<br/>wind<br>and<br />snow") == "rain wind and snow"
+    assert clean_text("caf&#xE9; &AMP; bar") == "café & bar"
     assert clean_text("AT&T; R&D") == "AT&T; R&D"
     for cell in (None, "", math.nan, "NaN", "None", "#N/A", "\u200b", "<NA>", "null"):
         assert clean_text(cell) == ""
@@ -161,6 +211,52 @@ def test_a_cell_that_is_no_caption_is_named(cell):
 
 def test_captions_with_and_without_a_language_are_not_merged():
     for values in ({"caption": "a", "caption_eng": "b"}, {"caption": "a", "captions": json.dumps({"en": ["b"]})}):
-        with pytest.raises(ValueError, match=r"'eng'.*--caption_language"):
+        names = list(values)
+        advice = rf"set --caption_language, or --caption_columns eng={names[0]} eng={names[1]}$"
+        with pytest.raises(
+            ValueError, match=rf"columns {re.escape(str(names))} would all be captions in 'eng'; {advice}"
+        ):
             read(values)
         assert read(values, caption_language="deu")["captions"] == {"deu": ["a"], "eng": ["b"]}
+    assert read({"caption": "a", "caption_eng": "", "caption_1": "b"})["captions"] == {"eng": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        (' ["a", "b"] ', ["a", "b"]),
+        ("{'eng': None}", {"eng": None}),
+        ("[1, 2", "[1, 2"),
+        (" ['a' 'b'] ", ["a", "b"]),  # two texts in numpy form, one in Python
+        ("['a']", ["a"]),
+        ("[a] dog", "[a] dog"),
+        ("a [1]", "a [1]"),
+        (None, None),
+        ([1], [1]),
+    ],
+)
+def test_lists_and_objects_are_parsed_and_other_cells_are_not(cell, value):
+    assert parse(cell) == value
+
+
+def test_captions_of_several_lines_are_merged_without_repeats():
+    languages = ["deu", "eng", "fra"]
+    lines = [
+        {"eng": ["a", "b"], "fra": ["x"]},  # no translations of each other
+        {"eng": ["c", "a"], "fra": ["z", "x"]},
+        {"eng": ["a", "c"], "fra": ["y", "z"]},
+        {"fra": ["y", "w"]},
+    ]
+    assert merge_captions(lines, languages) == {"deu": [], "eng": ["c", "a", "a", "b"], "fra": ["z", "x", "y", "w"]}
+    assert merge_captions(lines, ["eng"]) == {"eng": ["a", "b", "c"]}
+    assert merge_captions([{}, {"fra": []}], languages) == {"deu": [], "eng": [], "fra": []}
+
+
+def test_placeholders_are_counted_with_an_example(caplog):
+    table = Columns(["caption", "labels"], ColumnOptions())
+    for cells in (["n/a", "nan"], [" ", None], ["a", ["NULL", "dog"]]):
+        table.read(dict(zip(table.names, cells, strict=True)), "a.csv")
+    table.warn_of_placeholders("a.csv")
+    (message,) = caplog.messages
+    assert message.startswith("a.csv: left out 3 captions or labels ")
+    assert message.endswith("such as 'n/a'")

@@ -81,7 +81,8 @@ def test_a_recording_that_nothing_reads_keeps_its_row_for_on_bad_audio_to_judge(
     [
         ("src_file", "freesound_id", "'src_file'"),
         ("1-1000-A-0.wav,1,", "1-1000-A-0.wav,one,", r"esc50\.csv.*line 2.*fold.*'one'"),
-        (",engine,", ",motor,", "'motor'"),
+        (",engine,", ",motor,", r"unknown classes \['motor'\]; the classes of ESC-50 are airplane, .*, wind$"),
+        (",0,", ",0,my ", r"unknown classes \['my dog', 'my engine', 'my rain'\]"),
     ],
 )
 def test_a_bad_csv_is_refused(tmp_path, old, new, message):
@@ -92,9 +93,13 @@ def test_a_bad_csv_is_refused(tmp_path, old, new, message):
         load(folder)
 
 
-def test_a_fraction_is_less_than_all(folder):
-    with pytest.raises(ValueError, match=r"validation_fraction.*1\.0"):
-        load(folder, validation_fraction=1.0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("validation_fraction", 1.0), ("validation_fraction", -0.1), ("test_fraction", 0.0), ("test_fraction", 1.0)],
+)
+def test_a_fraction_is_less_than_all(folder, name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}; expected"):
+        load(folder, **{name: value})
 
 
 def test_a_changed_folder_is_read_again(tmp_path):

@@ -11,6 +11,7 @@ from modeling_supclap.datasets_scripts.audio import resample
 from modeling_supclap.datasets_scripts.overlap.fingerprint import (
     RATE_HZ,
     THRESHOLD,
+    Fingerprint,
     FingerprintIndex,
     alignment_score,
     fingerprint,
@@ -63,7 +64,7 @@ def test_a_copy_is_found_and_nothing_else(index, kind):
 def test_fields_of_a_match(index):
     (match,) = index.search(fingerprint(at_our_rate(CLIPS[4])))
     assert match.bit_error_rate == 0
-    assert match.overlap_seconds == pytest.approx(5.0, abs=0.03)
+    assert match.overlap_seconds == pytest.approx(385 * 0.012 + 0.375)  # 385 frames of 12 ms, and a window
     cut = fingerprint(at_our_rate(CLIPS[4][2 * ORIGINAL_HZ : 4 * ORIGINAL_HZ]))
     (part,) = index.search(cut)
     assert part.overlap_seconds == pytest.approx(2.0, abs=0.03)
@@ -96,6 +97,71 @@ def test_the_score_is_that_of_its_equation():
     assert score == pytest.approx((1 - 2 * wrong) * (32 * frames) ** 0.5 / 3)
 
 
+def test_words_are_the_signs_of_differences_of_bands_and_frames():
+    """Loops of [Haitsma and Kalker, equation 1], without the faint noise that flips few bits of white noise."""
+    noise = np.random.default_rng(3).standard_normal(3000 + 96 * 600)  # more frames than one block has
+    words, levels_db = fingerprint(np.float32(noise))
+    assert (words.dtype, words.shape, levels_db.shape) == (np.uint32, (600,), (600,))
+    edges_hz = 200 * (3600 / 200) ** (np.arange(34) / 33)
+    energies = []
+    for start in range(0, len(noise) - 2999, 96):
+        power = np.abs(np.fft.rfft(noise[start : start + 3000] * np.hanning(3000))) ** 2
+        bins = np.round(edges_hz * 3000 / 8000).astype(int)
+        energies.append([power[low:high].sum() for low, high in zip(bins[:-1], bins[1:], strict=True)])
+    expected_db = [10 * np.log10(sum(bands)) for bands in energies[1:]]
+    np.testing.assert_allclose(levels_db, np.array(expected_db) - max(expected_db), atol=0.05)
+
+    equal = 0
+    for word, before, bands in zip(words, energies[:-1], energies[1:], strict=True):
+        for bit in range(32):
+            sign = (bands[bit] - bands[bit + 1]) - (before[bit] - before[bit + 1]) > 0
+            equal += (int(word) >> (31 - bit)) & 1 == sign
+    assert equal > 0.97 * 600 * 32
+
+
+def made(words, level_db=0.0):
+    return Fingerprint(np.array(words, np.uint32), np.full(len(words), level_db, np.float32))
+
+
+def random_words(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 2**32, count, dtype=np.uint32)
+
+
+def test_ten_loud_frames_are_compared_and_nine_are_not():
+    words = random_words(30)
+    clip, quiet = made(words), made(words, -30.0)
+    for offset in (20, -20):
+        assert alignment_score(clip, made(np.roll(words, -offset)), offset) == (pytest.approx(320**0.5 / 3), 0.0)
+    assert alignment_score(clip, clip, 21) == alignment_score(clip, clip, -21) == (0.0, 0.5)
+    assert alignment_score(clip, quiet, 0) == alignment_score(quiet, clip, 0) == (pytest.approx(960**0.5 / 3), 0.0)
+    assert alignment_score(quiet, quiet, 0) == (0.0, 0.5)
+    for count, score in ((9, 0.0), (10, 320**0.5 / 3)):
+        some = quiet._replace(levels_db=np.where(np.arange(30) < count, -29.0, -30.0))
+        assert alignment_score(some, quiet, 0) == (pytest.approx(score), 0.0 if score else 0.5)
+
+
+def test_the_best_alignment_of_a_clip_counts_and_not_that_with_most_equal_words():
+    query = random_words(100)
+    half = np.concatenate([query[:50], random_words(50, 1)])  # many equal words
+    close = np.where(np.arange(100) % 10 == 0, query, query ^ np.uint32(7))  # few, but all others are close
+    clip = np.concatenate([half, random_words(100, 2), close])
+    matches = FingerprintIndex([made(query[:60]), None, made(clip), made(query), made(query)]).search(made(query))
+    assert [match.clip for match in matches] == [3, 4, 2, 0]  # the highest score first, then the first clip
+    assert matches[2].offset_seconds == pytest.approx(200 * 0.012)
+    assert matches[2].bit_error_rate == pytest.approx(0.9 * 3 / 32)
+    assert matches[2].overlap_seconds == pytest.approx(100 * 0.012 + 0.375)
+    assert matches[3].overlap_seconds == pytest.approx(60 * 0.012 + 0.375)
+
+
+def test_quiet_frames_of_a_query_are_not_looked_up():
+    words = random_words(40)
+    levels_db = np.where(np.arange(40) < 30, -30.0, 0.0)
+    query = Fingerprint(words, levels_db)
+    assert FingerprintIndex([made(words[:30])]).search(query) == []
+    (match,) = FingerprintIndex([made(words[5:])]).search(query)
+    assert match.offset_seconds == pytest.approx(-5 * 0.012)
+
+
 def beep(frequency_hz):
     """Return a tone of 0.1 s in the middle of digital silence."""
     samples, time = np.zeros(3 * RATE_HZ, dtype=np.float32), np.arange(800) / RATE_HZ
@@ -125,9 +191,9 @@ def test_a_tone_has_its_energy_in_its_band():
 
 
 def test_short_clips_have_no_fingerprint():
-    assert fingerprint(np.ones(3900, dtype=np.float32)) is None
+    assert fingerprint(np.ones(3959, dtype=np.float32)) is None
     assert fingerprint(np.zeros(16000, dtype=np.float32)) is None
-    assert fingerprint(np.ones(4000, dtype=np.float32)) is not None
+    assert len(fingerprint(np.ones(3960, dtype=np.float32)).words) == 10  # the least that can reach the threshold
     index = FingerprintIndex([None, fingerprint(at_our_rate(CLIPS[0]))])
     assert [match.clip for match in index.search(fingerprint(at_our_rate(CLIPS[0])))] == [1]
     assert FingerprintIndex([None]).search(fingerprint(at_our_rate(CLIPS[0]))) == []

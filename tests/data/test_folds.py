@@ -10,6 +10,16 @@ def test_sampling_depends_on_the_seed_only():
     draws = [split_clips(clips, 1, 0.25, seed)["validation"] for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
     assert split_clips(clips[::-1], 1, 0.25, 0)["validation"] == draws[0][::-1]
+    # The same in all releases, because the scores of a test fold depend on the model that was selected.
+    assert [clip.freesound_id for clip in draws[0]] == ["4", "7", "13", "19", "20", "25", "26", "28", "47", "52"]
+
+
+def test_the_first_clip_of_a_recording_determines_its_class():
+    clips = [FoldClip(f"{i}.wav", 1, "dog", str(i), "") for i in range(3)]
+    clips += [FoldClip(f"{i}-rain.wav", 1, "rain", str(i), "") for i in range(4)]
+    drawn = [split_clips(clips, 1, 0.9, seed, test_fraction=0.9)["test"] for seed in range(4)]
+    # two of three dogs, none of one recording of rain
+    assert {tuple(sorted(clip.label for clip in test)) for test in drawn} == {("dog", "dog", "rain", "rain")}
 
 
 def test_no_class_loses_its_last_source_and_a_fraction_of_zero_holds_nothing_out():
@@ -50,5 +60,8 @@ def test_a_source_in_two_folds_or_two_classes_never_leaks():
 def test_the_test_split_is_one_fold_and_unknown_folds_are_named():
     clips = [FoldClip(f"{i}.wav", 3, "dog", str(i), "") for i in range(4)]
     assert split_clips(clips, 3, 0.15, 0) == {"train": [], "validation": [], "test": clips}
-    with pytest.raises(ValueError, match="test_fold=3"):
-        split_clips(clips, 1, 0.15, 0)
+    more = [clip._replace(fold=2) for clip in clips]
+    with pytest.raises(ValueError, match=r"fold 1 has no clips; folds with clips: \[2, 3\]; set test_fold=2 "):
+        split_clips([*clips, *more], 1, 0.15, 0)
+    with pytest.raises(ValueError, match=r"folds with clips: \[\]; set test_fold=1 "):
+        split_clips([], 0, 0.15, 0)

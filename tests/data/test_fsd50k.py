@@ -27,10 +27,30 @@ def test_labels_captions_sources_and_licences(tmp_path):
     assert splits["test"][2]["captions"]["eng"][0] == "Bark, dog and animal"
     assert splits["test"][2]["audio_path"].endswith("FSD50K.eval_audio/102.wav")
     assert splits["validation"]["clip_id"] == ["6", "7"]
+    licenses = {split: rows["license"][1:3] for split, rows in splits.items()}
+    unknown = "unknown (Freesound)"
+    assert licenses == {"train": ["CC0", unknown], "validation": [unknown], "test": ["CC BY", unknown]}
+
+
+def test_one_part_is_enough_and_labels_may_have_space_or_be_missing(tmp_path):
+    made = fsd50k(tmp_path / "data")
+    for path in (tmp_path / "data" / "FSD50K.metadata").iterdir():
+        path.unlink()
+    made.table.unlink()
+    made.audio[-1].unlink()
+    (made.table.parent / "eval.csv").write_text('fname,labels\n100,"Bark, Dog ,,Animal"\n101,","\n102,Speech\n')
+    builder = load(tmp_path / "data")
+    (row,) = builder.as_dataset()["test"]
+    assert (row["labels"], row["license"]) == (["Bark", "Dog", "Animal"], "unknown (Freesound)")
+    assert builder.report() == {"missing": ["102"], "left_out": {"empty caption": ["101"]}}
 
 
 def test_an_unknown_split_is_named(tmp_path):
     made = fsd50k(tmp_path / "data")
     made.table.write_text(made.table.read_text().replace(",val", ",test"))
     with pytest.raises(ValueError, match=r"dev\.csv, line 8.*'test'"):
+        load(tmp_path / "data")
+    (made.table.parent / "eval.csv").unlink()
+    made.table.write_text("fname,labels\n1,Speech\n")
+    with pytest.raises(ValueError, match=r"dev\.csv lacks the columns \['split'\]"):
         load(tmp_path / "data")

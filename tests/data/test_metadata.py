@@ -9,7 +9,7 @@ from dataset_folders import touch
 
 from modeling_supclap.datasets_scripts.audio_files import walk
 from modeling_supclap.datasets_scripts.builders import metadata
-from modeling_supclap.datasets_scripts.builders.metadata import find_metadata, fingerprint, read_csv, read_table
+from modeling_supclap.datasets_scripts.builders.metadata import Line, find_metadata, fingerprint, read_csv, read_table
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
@@ -22,19 +22,50 @@ def test_csv_is_read_in_several_encodings_with_line_breaks_in_cells(tmp_path, en
     assert second.where == f"{path}, line 4"
 
 
-@pytest.mark.parametrize("mark", ",;\t")
+@pytest.mark.parametrize("mark", ",;\t|")
 def test_cells_may_have_any_usual_mark_between_them(tmp_path, mark):
     path = tmp_path / "a.tsv"
     path.write_text(f'file_name{mark}"a, b; or c"\n1.wav{mark}"x{mark} y, z; \tw"\n')
     (line,) = read_table(path)
     assert line.values == {"file_name": "1.wav", "a, b; or c": f"x{mark} y, z; \tw"}
+    path.write_text(f"\n file_name {mark} b \n 1.wav {mark} x \n{mark}\n2.wav{mark}y{mark} \n3.wav\n")
+    lines = [(line.where, *line.values.values()) for line in read_csv(path, ["b"])]
+    assert lines == [
+        (f"{path}, line 3", "1.wav", "x"), (f"{path}, line 5", "2.wav", "y"), (f"{path}, line 6", "3.wav", "")
+    ]  # fmt: skip
+
+
+def test_the_first_line_may_name_the_mark(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"sep=;\r\nfile_name;a, b, c\r\n1.wav;x, y, z\r\n")
+    (line,) = read_table(path)
+    assert line == (f"{path}, line 3", {"file_name": "1.wav", "a, b, c": "x, y, z"})
+    path.write_text("sep=;,text\n1,rain\n")
+    assert [line.values for line in read_table(path)] == [{"sep=;": "1", "text": "rain"}]
+
+
+@pytest.mark.parametrize(("cell", "number", "whole"), [("0", 0, 0), (" 7 ", 7, 7), ("1.5", 1.5, None), ("2.0", 2, 2)])
+def test_numbers_of_a_line_are_at_least_zero(cell, number, whole):
+    line = Line("a.csv, line 2", {"fold": cell})
+    assert line.number("fold") == number
+    if whole is None:
+        with pytest.raises(ValueError, match=r"a\.csv, line 2: fold is '1\.5'; expected a whole number of"):
+            line.number("fold", whole=True)
+    else:
+        assert line.number("fold", whole=True) == whole
+    for bad in ("-1", "", "one", "nan"):
+        with pytest.raises(ValueError, match=f"a.csv, line 2: fold is '{bad}'; expected a number of at least 0"):
+            line._replace(values={"fold": bad}).number("fold")
 
 
 def test_quotes_in_a_table_with_tabs_are_characters(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text('name\ttext\na\t"Rain falls, she said\nb\t"Rain" falls\nc\twind"\nd\t"a ""b"" c"\ne\t""\n')
-    texts = [line.values["text"] for line in read_table(path)]
-    assert texts == ['"Rain falls, she said', '"Rain" falls', 'wind"', 'a "b" c', ""]
+    lines = read_table(path)
+    assert [line.values["text"] for line in lines] == [
+        '"Rain falls, she said', '"Rain" falls', 'wind"', 'a "b" c', ""
+    ]  # fmt: skip
+    assert [line.where for line in lines] == [f"{path}, line {number}" for number in range(2, 7)]
     path.write_text('name\ttext\na\t"two\nlines"\n')
     assert [line.values["text"] for line in read_table(path)] == ["two\nlines"]
 
@@ -53,6 +84,18 @@ def test_titles_and_comments_above_the_header_are_skipped(tmp_path, content):
     path.write_text(content)
     (line,) = read_table(path)
     assert line.values == {"name": "a", "text": "rain, heavy", "note": ""}
+
+
+def test_a_title_is_not_taken_for_a_header_nor_a_header_for_a_title(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("name,\n")
+    assert read_csv(path, ["name"]) == []
+    path.write_text("a,\nb,2\n")
+    assert [line.values["y"] for line in read_csv(path, ["x", "y"], header=False)] == ["", "2"]
+    path.write_text("name,\nrain,\n")
+    assert [line.values["name"] for line in read_csv(path, ["name"])] == ["rain"]
+    path.write_text("name,text\na,b\nname,text\nc,d\n")
+    assert [line.values["name"] for line in read_csv(path, ["name"])] == ["a", "c"]
 
 
 def test_a_header_may_begin_with_an_empty_cell_or_a_number_sign(tmp_path):
@@ -74,12 +117,13 @@ def test_csv_without_a_header_has_the_columns_given(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("file,text\na,b\n", r"a\.csv.*'name'"),
+        ("file,text\na,b\n", r"a\.csv lacks the columns \['name'\]; it has \['file', 'text'\]"),
         ("", r"a\.csv.*'name'.*\[\]"),
-        ("name,text\na,b, and c\n", r"a\.csv.*line 2.*\b3\b.*\b2\b"),
+        ("name,text\na,b, and c\n", r"a\.csv, line 2 has 3 cells for 2 columns; .* ','$"),
         ("name,text\na," + "b" * 200_000, r"a\.csv.*field larger"),
         ("n\0a\0m\0e\0", r"a\.csv"),
-        ("name,text,text\na,b,c\n", r"a\.csv.*'text'"),
+        ("name,text,text\na,b,c\n", r"a\.csv has 2 columns 'text'"),
+        ("name,text,text,text,\na,b,c,d\n", r"a\.csv has 3 columns 'text'"),
         ('name,text\na,b\nb,"rain on\nc,d\n', r"a\.csv.*line 3 on.*quotes"),
         ('name,text\na,"rain" on a roof\n', r"a\.csv.*line 2 on.*quotes"),
     ],
@@ -98,9 +142,14 @@ def test_all_table_formats_give_the_same_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
     (tmp_path / "a.json").write_text(json.dumps(rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for suffix in ("csv", "json", "jsonl", "parquet"):
-        assert [line.values for line in read_table(tmp_path / f"a.{suffix}")] == rows
-    with pytest.raises(ValueError, match=r"a\.xls"):
+    (tmp_path / "a.ndjson").write_text("\n ".join(json.dumps(rows, indent=1).splitlines()))  # a list in another suffix
+    (tmp_path / "a.CSV").write_text(lines, encoding="utf-8")
+    places = {"csv": "line 3", "json": "entry 1", "jsonl": "line 3", "parquet": "row 1", "ndjson": "entry 1"}
+    for suffix, place in {**places, "CSV": "line 3"}.items():
+        read = read_table(tmp_path / f"a.{suffix}")
+        assert [line.values for line in read] == rows
+        assert read[1].where == f"{tmp_path / f'a.{suffix}'}, {place}"
+    with pytest.raises(ValueError, match=r"a\.xls.* \.csv, \.tsv, \.jsonl, \.ndjson, \.json, \.parquet$"):
         read_table(tmp_path / "a.xls")
 
 
@@ -109,11 +158,15 @@ def test_all_table_formats_give_the_same_lines(tmp_path):
     [
         ("a.jsonl", "{}\n[1]", r"a\.jsonl.*line 2.*\[1\]"),
         ("a.jsonl", "{}\n{", r"a\.jsonl.*line 2"),
-        ("a.json", "[1]", r"a\.json.*'1'"),
-        ("a.json", "{}", r"a\.json"),
+        ("a.jsonl", '{"a": 1}\n\n{', r"a\.jsonl, line 3 is not JSON: .*; expected a list of objects, or JSON Lines"),
+        ("a.json", "[1]", r"a\.json, entry 0 is '1'; expected a JSON object"),
+        ("a.json", "{}", r"a\.json contains no rows"),
+        ("a.json", "[]", r"a\.json contains no rows"),
+        ("a.json", '["' + 99 * "x" + '"]', f"entry 0 is '{60 * 'x'}'; "),
         ("a.json", "[" * 100_000, r"a\.json"),
         ("a.json", "[" + "9" * 5000 + "]", r"a\.json"),
-        ("a.parquet", "PAR1", r"a\.parquet"),
+        ("a.parquet", "PAR1", r"a\.parquet is not Parquet: "),
+        ("a.parquet", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", r"a\.parquet.*Git LFS"),
     ],
 )
 def test_a_bad_table_is_named(tmp_path, name, content, message):

@@ -54,6 +54,15 @@ def test_recordings_with_equal_file_names_are_distinguished_by_their_clips(tmp_p
         refuse_trained_sources([{**named, "clip_id": "train-000000"}], str(tmp_path))
 
 
-def test_a_model_without_record_is_not_refused(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00"])
+def test_a_damaged_record_is_an_error(tmp_path, content):
+    (tmp_path / "trained_sources.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"trained_sources\.npy is damaged"):
+        load_trained_sources(tmp_path)
+
+
+def test_a_model_without_record_is_not_refused(tmp_path, monkeypatch):
+    save_trained_sources(rows("a"), tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert len(load_trained_sources("laion/clap-htsat-unfused")) == 0
     assert len(load_trained_sources(None)) == 0

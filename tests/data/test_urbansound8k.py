@@ -41,6 +41,16 @@ def test_a_recording_of_the_test_fold_is_not_trained_on(tmp_path):
     builder = load(tmp_path / "data")
     assert builder.report()["left_out"] == {"source in another split": ["2000-0-0-1"]}
     assert sum(map(len, builder.as_dataset().values())) == 23
+    left_out = load(tmp_path / "data", test_fold=2).report()["left_out"]
+    assert left_out == {"source in another split": ["1000-0-0-0", "1000-0-0-1"]}  # in the order of the table
+
+
+def test_lengths_have_the_precision_of_the_table(tmp_path):
+    made = urbansound8k(tmp_path / "data")
+    made.table.write_text(made.table.read_text().replace("0.5,1.75", "0.1,0.4").replace("0.0,1.25", "0,0"))
+    rows = load(tmp_path / "data").as_dataset()["test"]
+    lengths = [[event["offset_seconds"] for event in events] for events in rows["events"]]
+    assert lengths == [[], [0.3]] * 4
 
 
 def test_a_start_that_is_not_a_number_is_rejected(tmp_path):

@@ -28,8 +28,22 @@ def test_labels_become_captions(tmp_path):
 
 def test_a_header_that_somebody_added_is_passed_over(tmp_path):
     made = vggsound(tmp_path / "data")
-    made.table.write_text("youtube_id,start,label,split\n" + made.table.read_text())
+    made.table.write_text("youtube_id,start,label, Split \n" + made.table.read_text().replace("train\n", "train \n"))
     assert {split: len(rows) for split, rows in load(tmp_path / "data").as_dataset().items()} == made.counts
+    made.table.write_text(made.table.read_text() + "youtube_id,start,label,split\n")
+    with pytest.raises(ValueError, match=r"line 13: the split is 'split'"):
+        load(tmp_path / "data")
+
+
+def test_a_line_that_comes_twice_is_one_clip_of_its_video(tmp_path):
+    made = vggsound(tmp_path / "data", naming="{id}.wav")
+    lines = made.table.read_text().splitlines()
+    made.table.write_text("\n".join([*lines, lines[2].replace("people eating noodle", " ")]))
+    builder = load(tmp_path / "data")
+    assert {split: len(rows) for split, rows in builder.as_dataset().items()} == made.counts
+    assert builder.report() == {"missing": [], "left_out": {"duplicate": [f"{youtube_id(2)}_20"]}}
+    made.table.write_text("\n".join([lines[2].replace("people eating noodle", " "), *lines[3:]]))
+    assert load(tmp_path / "data").report()["left_out"] == {"empty caption": [f"{youtube_id(2)}_20"]}
 
 
 @pytest.mark.parametrize(

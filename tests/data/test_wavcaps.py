@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dataset_folders import touch, wavcaps, youtube_id
+from dataset_folders import touch, wavcaps, write_json, youtube_id
 
 from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.builders.wavcaps import BLACKLISTS, read_blacklists
@@ -35,6 +35,26 @@ def test_ids_and_sources_contain_the_collection(tmp_path):
         assert caption.startswith(f"A sound in {clip_id.split('/')[0]}/")
 
 
+def test_ids_may_be_numbers_and_a_caption_may_be_missing(tmp_path):
+    made = wavcaps(tmp_path / "data")
+    table = json.loads(made.table.read_text("utf-8"))
+    for entry in table["data"]:
+        entry["id"] = int(entry["id"])
+    table["data"][1]["caption"] = None
+    made.table.write_text(json.dumps(table), "utf-8")
+    builder = load(tmp_path / "data", parts=["SoundBible"], num_test=0)
+    rows = builder.as_dataset()["train"]
+    assert rows["clip_id"][:] == ["SoundBible/0", "SoundBible/2", "SoundBible/3"]
+    assert set(rows["license"]) == {"academic use only"}
+    assert builder.report()["left_out"] == {"empty caption": ["SoundBible/1"]}
+
+
+def test_only_the_prefix_of_an_audioset_name_is_no_part_of_the_id(tmp_path):
+    lists = [{"AudioSet": ["YYabcdefghi-.wav", "Yabcdefghi_"], "FreeSound": ["Yabcdefghi-_.wav"]}, {"AudioSet": []}]
+    paths = [write_json(tmp_path / f"{number}.json", names) for number, names in enumerate(lists)]
+    assert read_blacklists(paths) == {"youtube:Yabcdefghi-", "youtube:Yabcdefghi_", "freesound:Yabcdefghi-_"}
+
+
 def test_blacklisted_clips_are_excluded_by_default(tmp_path):
     wavcaps(tmp_path / "data")
     listed = {f"AudioSet_SL/Y{youtube_id(7)}", "FreeSound/3"}
@@ -52,8 +72,13 @@ def test_blacklisted_clips_are_excluded_by_default(tmp_path):
 
 def test_without_the_blacklists_nothing_is_trained_on_by_accident(tmp_path):
     wavcaps(tmp_path / "data", blacklisted=False)
-    with pytest.raises(FileNotFoundError, match=r"blacklist_exclude_all_ac\.json"):
+    with pytest.raises(FileNotFoundError, match=f"data lacks {', '.join(BLACKLISTS)} of"):
         load(tmp_path / "data")
+    write_json(tmp_path / "data" / BLACKLISTS[1], {})
+    with pytest.raises(FileNotFoundError, match=f"data lacks {BLACKLISTS[0]}, {BLACKLISTS[2]} of"):
+        load(tmp_path / "data")
+    with pytest.raises(FileNotFoundError, match=f"data lacks {BLACKLISTS[0]} of"):
+        load(tmp_path / "data", blacklists=BLACKLISTS[:2], parts=["SoundBible", "AudioSet_SL"])
     assert len(clip_ids(load(tmp_path / "data", blacklists=[]))) == 24
     assert len(clip_ids(load(tmp_path / "data", parts=["SoundBible", "BBC_Sound_Effects"]))) == 8
 
@@ -97,11 +122,21 @@ def test_bad_settings_are_refused(tmp_path, config, message):
         load(tmp_path / "data", **config)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"data": [{"id": "1"}]}'])
-def test_a_table_of_another_form_is_refused(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[]", 'has no list "data"'),
+        ("{}", 'has no list "data"'),
+        ('{"data": {"id": "1", "caption": "A"}}', 'has no list "data"'),
+        ('{"data": ["id and caption"]}', "entry 0 lacks"),
+        ('{"data": [{"id": "1", "caption": "A"}, {"id": "1"}]}', 'entry 1 lacks "id" or "caption"'),
+        ('{"data": [{"caption": "A"}]}', "entry 0 lacks"),
+    ],
+)
+def test_a_table_of_another_form_is_refused(tmp_path, content, problem):
     made = wavcaps(tmp_path / "data")
     made.table.write_text(content)
-    with pytest.raises(ValueError, match=r'sb_final\.json.*("data"|"id" or "caption")'):
+    with pytest.raises(ValueError, match=rf"sb_final\.json:? {problem}"):
         load(tmp_path / "data")
 
 
