@@ -1,6 +1,7 @@
 """Prepared sets as rows: collators, TeminAL and streaming accept them, and errors name the damage."""
 
 import shutil
+from pathlib import Path
 from unittest import mock
 
 import datasets
@@ -203,6 +204,19 @@ class TestDamage:
         monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
         with pytest.raises(FileNotFoundError, match="prepared/mine"):
             PreparedSet("prepared/mine")
+
+    def test_a_set_on_the_hub_is_read_at_one_commit(self, folder, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(folder / "int16", tmp_path / "snapshots" / "0c1d")
+        download = mock.Mock(return_value=str(tmp_path / "snapshots" / "0c1d" / "manifest.json"))
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+        prepared, local = PreparedSet("somebody/sounds", revision="v1"), PreparedSet(folder / "int16")
+        download.assert_called_once_with("somebody/sounds", "manifest.json", repo_type="dataset", revision="v1")
+        assert (prepared.manifest, prepared.digest) == (local.manifest, local.digest)
+        assert prepared.shard_paths("train") == [
+            f"hf://datasets/somebody/sounds@0c1d/data/{Path(path).name}" for path in local.shard_paths("train")
+        ]
+        assert not prepared.is_local
 
     def test_the_hub_is_not_asked_for_a_mistyped_folder(self, monkeypatch, tmp_path):
         (tmp_path / "run").mkdir()
