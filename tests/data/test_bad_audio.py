@@ -126,7 +126,12 @@ def test_of_stored_samples_only_the_length_is_checked(tmp_path):
     for stored in (rows, Dataset.from_list(rows[::-1]).select([2, 1, 0])):
         assert find_bad_audio(stored) == []
         assert filter_bad_audio(stored, "skip") is stored
-        assert [clip[:2] for clip in find_bad_audio(stored, min_seconds=0.15)] == [(0, "short")]
+        for min_seconds in (0.15, 0.5, 1.0):  # the others last 0.5 and 1 s
+            bad = find_bad_audio(stored, min_seconds=min_seconds)
+            assert [clip[:2] for clip in bad] == [(0, "short"), (2, "file")][: 1 + (min_seconds > 0.5)]
+        assert find_bad_audio(stored, min_seconds=1.0)[0].reason == (
+            f"{rows[0]['audio_path']} lasts 0.0001 s; the model requires at least 1.0 s"
+        )
 
 
 def test_a_run_trains_on_the_rest(rows, tmp_path, processor):
