@@ -80,16 +80,19 @@ def test_a_temporary_file_that_cannot_be_replaced_is_refused(tmp_path, monkeypat
 
 
 def test_a_lock_is_held_until_its_first_block_ends(tmp_path):
-    def enter():
-        with folder_lock(tmp_path / "new" / "job"):
+    def enter(name="job"):
+        with folder_lock(tmp_path / "new" / name):
             return True
 
     with ThreadPoolExecutor() as another:
         with folder_lock(tmp_path / "new" / "job"):
             with folder_lock(tmp_path / "new" / ".." / "new" / "job"):
                 assert [path.name for path in (tmp_path / "new").iterdir()] == ["job.lock"]
-            with pytest.raises(InUseError, match=r"another run is writing .*new/job; wait"):
-                another.submit(enter).result()
+            (tmp_path / "new" / "latest").symlink_to("job")
+            for name in ("job", "latest"):
+                with pytest.raises(InUseError, match=rf"another run is writing .*new/{name}; wait"):
+                    another.submit(enter, name).result()
+            (tmp_path / "new" / "latest").unlink()
         assert another.submit(enter).result()
     assert not list((tmp_path / "new").iterdir())
 
