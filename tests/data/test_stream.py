@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import datasets
 import numpy as np
+import pyarrow
 import pytest
 from prepared_sets import make_folder
 from processes import run_python
@@ -359,20 +360,39 @@ def test_a_damaged_file_is_named(tmp_path):
 
 
 class WatchedFile(io.FileIO):
-    """File that records the threads that read it."""
+    """File that records the names of the threads that read it."""
 
-    threads: ClassVar[set[int]] = set()
+    threads: ClassVar[set[str]] = set()
 
     def read(self, size=-1):
-        self.threads.add(threading.get_ident())
+        self.threads.add(threading.current_thread().name)
         return super().read(size)
 
 
-def test_only_the_calling_thread_reads_a_file(stream, monkeypatch):
+@pytest.fixture
+def _many_cores():
+    before = pyarrow.cpu_count()
+    pyarrow.set_cpu_count(4)
+    yield
+    pyarrow.set_cpu_count(before)
+
+
+@pytest.mark.usefixtures("_many_cores")
+@pytest.mark.parametrize("kind", ["prepared", "hf"])
+def test_no_thread_of_pyarrow_reads_a_file(folder, tmp_path, monkeypatch, kind):
     # Threads of pyarrow that free bytes of a Python file abort a process that exits at this moment.
+    WatchedFile.threads.clear()
+    data_dir = folder / "int16"
+    if kind == "hf":
+        data_dir = tmp_path
+        rows = [{"audio": {"bytes": bytes([number]), "path": None}, "caption": "rain"} for number in range(9)]
+        stored = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio(decode=False))
+        stored.to_parquet(str(tmp_path / "train.parquet"))
     monkeypatch.setattr(stream_sources, "read_file", lambda path, read: read(WatchedFile(path)))
-    next(iter(stream))
-    assert WatchedFile.threads == {threading.get_ident()}
+    next(iter(load_splits(kind, data_dir=str(data_dir), streaming=True)["train"]))
+    assert {name.partition("-")[0] for name in WatchedFile.threads} == {"MainThread", "ThreadPoolExecutor"} - (
+        {"ThreadPoolExecutor"} if kind == "prepared" else set()
+    )
 
 
 MEMORY = """
