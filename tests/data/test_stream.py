@@ -385,7 +385,8 @@ def test_no_thread_of_pyarrow_reads_a_file(folder, tmp_path, monkeypatch, kind):
     data_dir = folder / "int16"
     if kind == "hf":
         data_dir = tmp_path
-        rows = [{"audio": {"bytes": bytes([number]), "path": None}, "caption": "rain"} for number in range(9)]
+        audio = [{"bytes": bytes([number]) * 20_000, "path": None} for number in range(9)]  # not read with the footer
+        rows = [{"caption": "rain", "audio": each} for each in audio]
         stored = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio(decode=False))
         stored.to_parquet(str(tmp_path / "train.parquet"))
     monkeypatch.setattr(stream_sources, "read_file", lambda path, read: read(WatchedFile(path)))
