@@ -188,6 +188,45 @@ def test_a_changed_recording_makes_another_set(cache, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("data_dir", "paths", "root"),
+    [
+        (None, ["/a/b/1.wav", "/a/c/2.wav"], "/a"),
+        (None, ["/a/b/1.wav", "s3://bucket/2.wav"], "/a/b"),
+        ("/a", ["/a/b/1.wav", "/a/b/2.wav"], "/a"),
+        ("/a/b", ["/a/b/1.wav", "/a/c/2.wav"], "/a"),
+        ("~/b", ["/a/b/c/1.wav"], "/a/b"),
+        ("etc", ["/usr/etc/x/1.wav"], "/usr/etc"),
+        ("/a", ["s3://bucket/2.wav", "1.wav"], None),
+        (None, [], None),
+    ],
+)
+def test_paths_begin_at_the_folder_of_the_recordings(monkeypatch, data_dir, paths, root):
+    monkeypatch.setenv("HOME", "/a")
+    monkeypatch.chdir("/usr")
+    options = {} if data_dir is None else {"data_dir": data_dir}
+    splits = {"train": {"audio_path": paths[1:]}, "test": {"audio_path": paths[:1]}}
+    assert prepare.audio_root(Request("esc50", options), splits) == root
+
+
+def test_equal_options_and_rows_are_one_set_and_other_splits_another(cache, tmp_path, monkeypatch):
+    lines = ["name,text,split", "a.wav,rain,train", "b.wav,wind,test", "c.wav,hail,test"]
+    for place in ("here", "there"):
+        (tmp_path / place / "data").mkdir(parents=True)
+        for number, name in enumerate("abc"):
+            soundfile.write(tmp_path / place / "data" / f"{name}.wav", sound(number), 22_050)
+        (tmp_path / place / "data" / "metadata.csv").write_text("\n".join(lines))
+    columns = {"file_name": "name", "caption": "text"}
+    for place, order in (("here", 1), ("there", -1)):  # another order of the keys, and the same relative folder
+        monkeypatch.chdir(tmp_path / place)
+        options = {"data_dir": "data", "columns": dict(list(columns.items())[::order])}
+        write_shard(Request("audio_folder", options, "int16"), tmp_path / "out", Shard(0, 1), cache_dir=cache)
+    lines[2] = lines[2].replace("test", "validation")
+    (tmp_path / "there" / "data" / "metadata.csv").write_text("\n".join(lines))
+    with pytest.raises(FileExistsError, match="with different rows;"):
+        write_shard(Request("audio_folder", options, "int16"), tmp_path / "out", Shard(0, 1), cache_dir=cache)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"storage": "mp3"}, r"storage is 'mp3'; expected one of original, .*reference$"),
