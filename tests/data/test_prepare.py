@@ -220,8 +220,8 @@ def test_equal_options_and_rows_are_one_set_and_other_splits_another(cache, tmp_
         monkeypatch.chdir(tmp_path / place)
         options = {"data_dir": "data", "columns": dict(list(columns.items())[::order])}
         write_shard(Request("audio_folder", options, "int16"), tmp_path / "out", Shard(0, 1), cache_dir=cache)
-    lines[2] = lines[2].replace("test", "validation")
-    (tmp_path / "there" / "data" / "metadata.csv").write_text("\n".join(lines))
+    metadata = tmp_path / "there" / "data" / "metadata.csv"
+    metadata.write_text("\n".join(lines).replace("test", "validation"))
     with pytest.raises(FileExistsError, match="with different rows;"):
         write_shard(Request("audio_folder", options, "int16"), tmp_path / "out", Shard(0, 1), cache_dir=cache)
 
