@@ -164,12 +164,11 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
         torch.set_num_threads(threads)
 
 
-def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
+def exit_with_parent(worker: int) -> None:
     """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C. This is a `worker_init_fn`.
 
     Otherwise a worker waits forever to deliver its results if the parent is killed. A worker ignores SIGTERM unless its
     parent sends it, because schedulers send it to all processes of a run, and the run must still save a checkpoint.
-    `then` is a second `worker_init_fn`, which is called afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -193,8 +192,6 @@ def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> 
 
     Finalize(None, exit_if_orphaned, exitpriority=100)  # before the finalizer of the queue, which waits
     sys.excepthook = print_error  # called by the thread that delivers tensors
-    if then is not None:
-        then(worker)
 
 
 def _apply(function: Callable[[Any], R], row: Any) -> R | Exception:

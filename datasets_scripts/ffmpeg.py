@@ -80,8 +80,8 @@ class Track:
     def _announced_length(self, form: str) -> int | None:
         """Return the number of samples by the header, without the time before the first one, or None."""
         stream, container = self._stream, self._container
-        if form not in _WITH_LENGTH.split(","):
-            return None
+        if form not in _WITH_LENGTH.split(",") or (form == "matroska" and stream.duration):
+            return None  # streams of Matroska have no length: FFmpeg has estimated one by the bit rate
         begin = float((stream.start_time or 0) * stream.time_base)
         if stream.duration:
             seconds = float(stream.duration * stream.time_base)
@@ -133,15 +133,14 @@ class Track:
                 self._container.seek(self._first_pts + int(begin / self._tick), stream=self._stream)
                 pieces = self._decode()
                 next(pieces)  # may be incomplete
-                pts, piece = next(pieces)
+                pts, piece = next(piece for piece in pieces if piece[0] is not None)  # not the silence of a packet
                 grid, offset = (1, 0) if self._tick <= 1 else (len(piece), len(self._first))
-                counted = ((pts or 0) - self._first_pts) * self._tick
+                counted = (pts - self._first_pts) * self._tick
                 position = offset + round((counted - offset) / grid) * grid
                 if position <= start and abs(position - counted) <= max(0.5, min(2 * self._tick, grid / 4)):
                     return position, chain([piece], (samples for _, samples in pieces))
             except (av.FFmpegError, StopIteration):
                 pass
-            self.close()
             self._open()
         return 0, chain([self._first], (samples for _, samples in self._pieces))
 

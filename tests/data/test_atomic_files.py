@@ -2,11 +2,18 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json, write_text
+from modeling_supclap.datasets_scripts.atomic_files import (
+    InUseError,
+    atomic_write,
+    folder_lock,
+    write_json,
+    write_text,
+)
 
 
 @pytest.mark.parametrize("one_writer", [False, True])
@@ -70,6 +77,24 @@ def test_a_temporary_file_that_cannot_be_replaced_is_refused(tmp_path, monkeypat
     )  # the file of another user in a folder like /tmp
     with pytest.raises(FileExistsError):
         write_text(tmp_path / "a.txt", "mine", one_writer=True)
+
+
+def test_a_lock_is_held_until_its_first_block_ends(tmp_path):
+    def enter(name="job"):
+        with folder_lock(tmp_path / "new" / name):
+            return True
+
+    with ThreadPoolExecutor() as another:
+        with folder_lock(tmp_path / "new" / "job"):
+            with folder_lock(tmp_path / "new" / ".." / "new" / "job"):
+                assert [path.name for path in (tmp_path / "new").iterdir()] == ["job.lock"]
+            (tmp_path / "new" / "latest").symlink_to("job")
+            for name in ("job", "latest"):
+                with pytest.raises(InUseError, match=rf"another run is writing .*new/{name}; wait"):
+                    another.submit(enter, name).result()
+            (tmp_path / "new" / "latest").unlink()
+        assert another.submit(enter).result()
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_text_and_json_to_the_byte(tmp_path):

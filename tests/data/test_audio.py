@@ -187,9 +187,11 @@ def test_a_streamed_wav_is_not_truncated(tone):
         (np.zeros(RATE_HZ), "silent"),
         (np.array([0.1, np.nan, 0.2]), r"NaN.*\b1\b"),
         (np.array([0.1, 0.2, np.inf]), r"NaN.*\b2\b"),
+        (np.append(np.full(12, 0.1), np.nan), r"NaN.*\b12\b"),
     ],
 )
-def test_unusable_sound_is_refused(tmp_path, samples, message):
+def test_unusable_sound_is_refused(tmp_path, monkeypatch, samples, message):
+    monkeypatch.setattr(decoders, "_BLOCK_FRAMES", 5)
     path = tmp_path / "bad.wav"
     soundfile.write(path, samples, RATE_HZ, "FLOAT")
     with pytest.raises(BadAudioError, match=rf"bad\.wav.*{message}"):

@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -125,7 +126,12 @@ def test_of_stored_samples_only_the_length_is_checked(tmp_path):
     for stored in (rows, Dataset.from_list(rows[::-1]).select([2, 1, 0])):
         assert find_bad_audio(stored) == []
         assert filter_bad_audio(stored, "skip") is stored
-        assert [clip[:2] for clip in find_bad_audio(stored, min_seconds=0.15)] == [(0, "short")]
+        for min_seconds in (0.15, 0.5, 1.0):  # the others last 0.5 and 1 s
+            bad = find_bad_audio(stored, min_seconds=min_seconds)
+            assert [clip[:2] for clip in bad] == [(0, "short"), (2, "file")][: 1 + (min_seconds > 0.5)]
+        assert find_bad_audio(stored, min_seconds=1.0)[0].reason == (
+            f"{rows[0]['audio_path']} lasts 0.0001 s; the model requires at least 1.0 s"
+        )
 
 
 def test_a_run_trains_on_the_rest(rows, tmp_path, processor):
@@ -225,11 +231,22 @@ def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
         read_recording(b"fLaC", "a.flac", 16_000)
 
 
-def test_a_missing_decoder_does_not_make_a_recording_bad(monkeypatch):
+def test_a_missing_decoder_does_not_make_a_recording_bad(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "modeling_supclap.datasets_scripts.ffmpeg", raising=False)
+    content = b"\0\0\0\x20ftypM4A " + bytes(100)
     with pytest.raises(MissingDecoderError):
-        read_recording(b"\0\0\0\x20ftypM4A " + bytes(100), "a.m4a", 16_000)
+        read_recording(content, "a.m4a", 16_000)
+    (tmp_path / "a.m4a").write_bytes(content)
+    with pytest.raises(MissingDecoderError, match=r"a\.m4a"):
+        find_bad_audio([{"clip_id": "a", "audio_path": str(tmp_path / "a.m4a")}], memo=tmp_path / "memo.json")
+
+
+def test_another_part_of_a_recording_is_checked_again(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.repeat([0.1, 0.0], 16_000), 16_000)
+    row = {"clip_id": "a", "audio_path": str(tmp_path / "a.wav"), "start_seconds": 0.0, "end_seconds": 1.0}
+    for part, is_bad in (({}, False), ({"start_seconds": 1.0, "end_seconds": 2.0}, True), ({}, False)):
+        assert bool(find_bad_audio([row | part], memo=tmp_path / "memo.json")) == is_bad
 
 
 def test_a_recording_too_quiet_for_16_bits_is_silent():
@@ -295,22 +312,42 @@ class TestMapInOrder:
         assert_workers_end_with_their_parent(map_in_order(name_worker, range(100), workers=2), monkeypatch)
 
 
+WORKER = """if True:
+    import os, signal, threading, time
+    from multiprocessing import connection, process, resource_sharer
+    from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
+
+    def end(status):
+        print("exits with status", status, flush=True)
+        has_ended.set()
+
+    os._exit, has_ended = end, threading.Event()
+    exit_with_parent(0)
+    handed_over = resource_sharer.DupFd(0)
+    address = resource_sharer._resource_sharer._address
+    connection.Client(address, authkey=process.current_process().authkey).close()
+    for number in (signal.SIGINT, signal.SIGTERM):  # from another process than the parent
+        os.kill(os.getpid(), number)
+    while signal.SIGTERM in signal.sigpending():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    print("works", has_ended.is_set(), flush=True)
+    has_ended.wait(60)
+    os.getppid = lambda: 1
+    1 / 0
+"""
+
+
 @pytest.mark.process
-def test_a_worker_prints_no_error_if_its_parent_stops_reading():
-    lines = [
-        "import time",
-        "from multiprocessing import connection, process, resource_sharer",
-        "from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent",
-        "exit_with_parent(0)",
-        "handed_over = resource_sharer.DupFd(0)",
-        "address = resource_sharer._resource_sharer._address",
-        "connection.Client(address, authkey=process.current_process().authkey).close()",
-        "time.sleep(0.5)",
-        "print(1 / 0)",
-    ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
-    assert "EOFError" not in done.stderr
-    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")  # the worker prints its own errors
+def test_a_worker_ends_with_its_parent_and_prints_only_its_own_errors():
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", WORKER], **options) as worker:
+        assert worker.stdout.readline() == "works False\n"
+        worker.send_signal(signal.SIGTERM)
+        out, errors = worker.communicate(timeout=120)
+    assert out.splitlines() == ["exits with status 0", "exits with status 1"]
+    assert "EOFError" not in errors  # of a parent that stops reading
+    assert errors.endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_a_stopped_check_keeps_its_results_and_shows_progress(tmp_path, monkeypatch, capsys):

@@ -14,14 +14,15 @@ from modeling_supclap.datasets_scripts.manifest import (
     versions,
     write_card,
 )
+from modeling_supclap.datasets_scripts.prepared import STORAGES
 from modeling_supclap.datasets_scripts.schema import features
 
-NOTE = {"license": "CC BY 3.0", "seconds": 1800.0, "source_bytes": 10, "source_sha256": "ff"}
+NOTE = {"license": "ask the author", "seconds": 1800.0, "source_bytes": 10, "source_sha256": "ff"}
 NOTES = {
     "train": [
         {**NOTE, "audio_path": "a.wav", "captions": {"eng": 2, "fra": 1}},
         {"clip_id": "b", "audio_path": "b.wav", "reason": "b.wav is silent"},
-        {**NOTE, "audio_path": "c.wav", "captions": {"eng": 1}, "license": "ask the author"},
+        {**NOTE, "audio_path": "c.wav", "captions": {"eng": 1}, "license": "CC BY 3.0"},
     ],
     "test": [{**NOTE, "audio_path": "d.wav", "captions": {"fra": 4}}],
 }
@@ -31,24 +32,29 @@ SHARD = {"file": "data/x.parquet", "rows": 1, "bytes": 100, "payload_bytes": 80,
 @pytest.fixture
 def manifest(tmp_path):
     (tmp_path / "source" / "out").mkdir(parents=True)
-    (tmp_path / "source" / "captions.csv").write_bytes(b"a,b\n")
-    (tmp_path / "source" / ".hidden").mkdir()
-    for name in (".hidden/captions.csv", ".captions.csv"):
-        (tmp_path / "source" / name).write_bytes(b"c,d\n")
-    (tmp_path / "source" / "out" / "manifest.json").write_text("{}")
     source = tmp_path / "source"
+    for name in (".hidden", "more.tsv"):
+        (source / name).mkdir()
+    for name in (".hidden/captions.csv", ".captions.csv", "captions.csv", "Notes.TXT", "more.tsv/a.json", "a.wav"):
+        (source / name).write_bytes(name.encode())
+    (source / "out" / "manifest.json").write_text("{}")
     request = {"dataset": "clotho", "options": {"data_dir": "source"}, "storage": "int16"}
-    report = {"missing": ["z.wav", "y.wav"], "left_out": {"duplicate": ["e"]}}
-    shards = {split: [SHARD] for split in NOTES}
+    report = {"missing": ["z.wav", "y.wav"], "left_out": {"without captions": ["g", "f"], "duplicate": ["e"]}}
+    shards = {"train": [SHARD, SHARD], "test": [SHARD]}
     return make_manifest(request, features(["eng", "fra", "deu"]), NOTES, shards, report, str(source), source / "out")
 
 
 def test_sums(manifest):
     train = manifest["splits"]["train"]
     assert (train["clips"], train["seconds"], train["captions"]) == (2, 3600.0, {"eng": 3, "fra": 1})
-    assert manifest["licenses"] == {"CC BY 3.0": 2, "ask the author": 1}
+    assert manifest["licenses"] == {"CC BY 3.0": 1, "ask the author": 2}
     assert manifest["bad_audio"] == {"train": [NOTES["train"][1]], "test": []}
+    assert list(manifest["licenses"]) == ["CC BY 3.0", "ask the author"]
     assert manifest["missing"] == ["y.wav", "z.wav"]
+    assert list(manifest["left_out"].items()) == [("duplicate", ["e"]), ("without captions", ["g", "f"])]
+    assert manifest["splits"]["train"]["shards"] == [SHARD, SHARD]
+    assert (manifest["format"], manifest["dataset"], manifest["languages"]) == (2, "clotho", ["eng", "fra", "deu"])
+    assert manifest["versions"] == versions()
     digest = hashlib.sha256(b"a.wav\0ff\nc.wav\0ff\nd.wav\0ff\n").hexdigest()
     assert manifest["source_files"]["audio"] == {"files": 3, "bytes": 30, "sha256": digest}
 
@@ -62,18 +68,21 @@ def test_clips_that_are_too_short_for_ced_are_counted(tmp_path):
 
 
 def test_metadata_are_hashed_without_the_prepared_set_itself(manifest):
-    expected = {"path": "captions.csv", "bytes": 4, "sha256": hashlib.sha256(b"a,b\n").hexdigest()}
-    assert manifest["source_files"]["metadata"] == [expected]
+    expected = []
+    for name in ("Notes.TXT", "captions.csv", "more.tsv/a.json"):
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        expected.append({"path": name, "bytes": len(name), "sha256": digest})
+    assert manifest["source_files"]["metadata"] == expected
 
 
 def test_the_table(manifest):
-    lines = [line.split() for line in summary_table(manifest).splitlines()]
-    assert lines[0][:5] == ["split", "clips", "hours", "captions", "unusable"]
-    assert lines[1] == ["train", "2", "1.00", "4", "1", "eng", "fra"]
-    assert lines[2] == ["test", "1", "0.50", "4", "0", "fra"]
-    assert "missing recordings: 2; duplicate: 1" in summary_table(manifest)
+    assert summary_table(manifest).splitlines() == [
+        "split          clips    hours  captions unusable  languages",
+        "train              2     1.00         4        1  eng fra",
+        "test               1     0.50         4        0  fra",
+        "missing recordings: 2; duplicate: 1; without captions: 2",
+    ]
     assert "short_clips" not in manifest["splits"]["train"]
-    assert "shorter" not in summary_table(manifest)
 
 
 def test_the_card(manifest, tmp_path):
@@ -82,17 +91,26 @@ def test_the_card(manifest, tmp_path):
     assert card.data.pretty_name == f"{manifest['dataset']}, prepared"
     assert card.data.language == ["eng", "fra"]
     assert card.data.license == ["cc-by-3.0", "other"]
-    assert card.data.configs[0]["data_files"][1] == {"split": "test", "path": "data/test-*"}
+    assert card.data.task_categories == ["audio-classification", "feature-extraction"]
+    files = [{"split": "train", "path": "data/train-*"}, {"split": "test", "path": "data/test-*"}]
+    assert card.data.configs == [{"config_name": "default", "data_files": files}]
+    assert list(card.data.dataset_info) == ["features", "splits", "download_size", "dataset_size"]  # of "default"
     info = datasets.DatasetInfo._from_yaml_dict(card.data.dataset_info)
     assert info.features == features(["eng", "fra", "deu"])
-    assert info.splits["train"].num_examples == 2
-    assert (info.download_size, info.dataset_size) == (200, 160)
-    assert "ask the author: 1 clip" in card.text
+    sizes = {name: (split.num_examples, split.num_bytes) for name, split in info.splits.items()}
+    assert sizes == {"train": (2, 160), "test": (1, 80)}
+    assert (info.download_size, info.dataset_size) == (300, 240)
+    assert "# clotho, prepared\n" in card.text
+    assert f"Audio: {STORAGES['int16'].meaning}" in card.text
+    assert summary_table(manifest) in card.text
+    assert "ask the author: 2 clips" in card.text
 
 
 def test_a_missing_license_is_not_shown_as_blank(manifest, tmp_path):
     write_card(tmp_path / "README.md", {**manifest, "licenses": {"": 3}})
-    assert "not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
+    card = DatasetCard.load(tmp_path / "README.md")
+    assert "not stated: 3 clips" in card.text
+    assert card.data.license == "other"
 
 
 def test_a_license_stays_on_its_line(manifest, tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from temporal_assertions import GOOD, RATE_HZ, noise, strength_db, tone
 
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, active_rms, compose
@@ -14,6 +15,10 @@ def test_concatenation_is_one_after_the_other_sample_by_sample():
     joined = compose("forward", [first, second], RATE_HZ)
     assert joined.dtype == np.float32
     np.testing.assert_array_equal(joined, np.concatenate([first, second]).astype(np.float32))
+
+
+def test_lists_and_tensors_are_clips():
+    assert compose("forward", [[0.5, 0.25], torch.tensor([0.125])], RATE_HZ).tolist() == [0.5, 0.25, 0.125]
 
 
 def test_loudness_is_matched_in_a_concatenation_if_requested():

@@ -10,12 +10,16 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import create_autospec
 
 import datasets
 import numpy as np
 import pytest
 import soundfile
 from fake_hub import COMMIT, FakeHub, fake_hub
+from huggingface_hub import HfApi
+from huggingface_hub.utils import filter_repo_objects
 from prepared_sets import make_folder, sound
 from processes import Moment, run_killed, run_processes, run_python
 
@@ -181,6 +185,68 @@ def test_a_changed_recording_makes_another_set(cache, tmp_path):
     soundfile.write(folder / "audio" / "1-0.wav", np.full(4000, 0.1), 22_050)
     with pytest.raises(FileExistsError, match=r"\bout\b"):
         run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "paths", "root"),
+    [
+        (None, ["/a/b/1.wav", "/a/c/2.wav"], "/a"),
+        (None, ["/a/b/1.wav", "s3://bucket/2.wav"], "/a/b"),
+        ("/a", ["/a/b/1.wav", "/a/b/2.wav"], "/a"),
+        ("/a/b", ["/a/b/1.wav", "/a/c/2.wav"], "/a"),
+        ("~/b", ["/a/b/c/1.wav"], "/a/b"),
+        ("etc", ["/usr/etc/x/1.wav"], "/usr/etc"),
+        ("/a", ["s3://bucket/2.wav", "1.wav"], None),
+        (None, [], None),
+    ],
+)
+def test_paths_begin_at_the_folder_of_the_recordings(monkeypatch, data_dir, paths, root):
+    monkeypatch.setenv("HOME", "/a")
+    monkeypatch.chdir("/usr")
+    options = {} if data_dir is None else {"data_dir": data_dir}
+    splits = {"train": {"audio_path": paths[1:]}, "test": {"audio_path": paths[:1]}}
+    assert prepare.audio_root(Request("esc50", options), splits) == root
+
+
+def test_equal_options_and_rows_are_one_set_and_other_splits_another(cache, tmp_path, monkeypatch):
+    lines = ["name,text,split", "a.wav,rain,train", "b.wav,wind,test", "c.wav,hail,test"]
+    for place in ("here", "there"):
+        (tmp_path / place / "data").mkdir(parents=True)
+        for number, name in enumerate("abc"):
+            soundfile.write(tmp_path / place / "data" / f"{name}.wav", sound(number), 22_050)
+        (tmp_path / place / "data" / "metadata.csv").write_text("\n".join(lines))
+    columns = {"file_name": "name", "caption": "text"}
+    for place, order in (("here", 1), ("there", -1)):  # another order of the keys, and the same relative folder
+        monkeypatch.chdir(tmp_path / place)
+        options = {"data_dir": "data", "columns": dict(list(columns.items())[::order])}
+        write_shard(Request("audio_folder", options, "int16"), tmp_path / "out", Shard(0, 1), cache_dir=cache)
+    metadata = tmp_path / "there" / "data" / "metadata.csv"
+    metadata.write_text("\n".join(lines).replace("test", "validation"))
+    with pytest.raises(FileExistsError, match="with different rows;"):
+        write_shard(Request("audio_folder", options, "int16"), tmp_path / "out", Shard(0, 1), cache_dir=cache)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"storage": "mp3"}, r"storage is 'mp3'; expected one of original, .*reference$"),
+        ({"on_bad_audio": "stop"}, r"on_bad_audio is 'stop'; expected one of error, skip, report"),
+        ({"shard_bytes": 0}, r"shard_bytes is 0; expected at least 1"),
+    ],
+)
+def test_invalid_requests_are_refused_before_the_rows_are_read(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        run(Request("esc50", {"data_dir": str(tmp_path / "none")}, **options), tmp_path / "out")
+    assert not (tmp_path / "out" / ".prepare").exists()
+
+
+def test_a_shard_may_have_one_byte(cache, tmp_path):
+    folder = make_folder(tmp_path / "ESC", clips=8)
+    request = replace(request_for(folder), shard_bytes=1)
+    manifest = run(request, tmp_path / "out", cache_dir=cache, quiet=True)
+    assert {name: [shard["rows"] for shard in about["shards"]] for name, about in manifest["splits"].items()} == {
+        "train": [1] * 3, "validation": [1] * 3, "test": [1] * 2
+    }  # fmt: skip
 
 
 def test_error_stops_at_the_first(folder, cache, tmp_path):
@@ -534,6 +600,29 @@ def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
     assert "somebody/sounds" in printed
     assert "somebody/else" in printed
     assert names == set(files_of(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_set_is_uploaded_in_one_commit_that_replaces_its_shards(
+    whole, folder, cache, monkeypatch, capsys, tmp_path, private
+):
+    api = create_autospec(HfApi, instance=True)
+    api.create_repo.return_value = "https://hub/datasets/somebody/sounds"
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    words = [*command_for(folder, whole[0], cache), "--push_to_hub", "somebody/sounds"]
+    main([*words, "--private"] if private else words)
+    assert capsys.readouterr().out.endswith("\nuploaded to https://hub/datasets/somebody/sounds\n")
+    api.create_repo.assert_called_once_with("somebody/sounds", repo_type="dataset", private=private, exist_ok=True)
+    (upload,) = api.upload_folder.call_args_list
+    assert (upload.kwargs["repo_id"], upload.kwargs["repo_type"]) == ("somebody/sounds", "dataset")
+    assert Path(upload.kwargs["folder_path"]) == whole[0]
+    assert upload.kwargs["commit_message"] == "Upload a prepared set"
+    files = [path.relative_to(whole[0]).as_posix() for path in whole[0].rglob("*") if path.is_file()]
+    assert len(files) > len(files_of(whole[0]))
+    names = set(filter_repo_objects(files, allow_patterns=upload.kwargs["allow_patterns"]))
+    assert names == files_of(whole[0]).keys()
+    deleted = set(filter_repo_objects(files, allow_patterns=upload.kwargs["delete_patterns"]))
+    assert deleted == {name for name in names if name.startswith("data/")}
 
 
 def test_a_set_without_audio_is_not_pushed(folder, cache, tmp_path):

@@ -1,9 +1,11 @@
 """Prepared sets as rows: collators, TeminAL and streaming accept them, and errors name the damage."""
 
 import shutil
+from pathlib import Path
 from unittest import mock
 
 import datasets
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -131,6 +133,16 @@ class TestMoving:
         moved = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / "elsewhere"))
         assert moved["test"].to_list() == load(folder, "int16")["test"].to_list()
 
+    def test_a_set_is_found_at_an_address_and_in_the_home_folder(self, folder, tmp_path, monkeypatch):
+        fsspec.filesystem("memory").put(str(folder / "int16"), "/sets/int16", recursive=True)
+        monkeypatch.setenv("HOME", str(folder))
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)  # memory is an address, too
+        for data_dir in ("memory://sets/int16/", "~/int16"):
+            rows = load_splits("prepared", str(tmp_path / data_dir[0]), data_dir=data_dir)
+            assert rows["test"].to_list() == load(folder, "int16")["test"].to_list()
+        assert PreparedSet("memory://sets/int16/").base == "memory://sets/int16"
+        assert PreparedSet("~/int16").base == str(folder / "int16")
+
     def test_a_reference_moves_with_its_recordings(self, folder, tmp_path):
         for name in ("ESC", "reference"):
             shutil.copytree(folder / name, tmp_path / "there" / name)
@@ -163,8 +175,11 @@ class TestDamage:
         return load_splits("prepared", str(broken.parent / "cache"), data_dir=str(broken))
 
     def test_a_missing_shard(self, broken):
-        next((broken / "data").glob("train-*")).unlink()
-        with pytest.raises(FileNotFoundError, match=r"\b1\b"):
+        count = len(list((broken / "data").glob("train-*")))
+        assert count > 1
+        (lost,) = (broken / "data").glob("train-00001-*")
+        lost.unlink()
+        with pytest.raises(FileNotFoundError, match=rf"^1 of {count} shards are missing, the first is .*{lost.name}$"):
             self.load(broken)
 
     def test_a_shard_cut_short(self, broken):
@@ -203,6 +218,19 @@ class TestDamage:
         monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
         with pytest.raises(FileNotFoundError, match="prepared/mine"):
             PreparedSet("prepared/mine")
+
+    def test_a_set_on_the_hub_is_read_at_one_commit(self, folder, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(folder / "int16", tmp_path / "snapshots" / "0c1d")
+        download = mock.Mock(return_value=str(tmp_path / "snapshots" / "0c1d" / "manifest.json"))
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+        prepared, local = PreparedSet("somebody/sounds", revision="v1"), PreparedSet(folder / "int16")
+        download.assert_called_once_with("somebody/sounds", "manifest.json", repo_type="dataset", revision="v1")
+        assert (prepared.manifest, prepared.digest) == (local.manifest, local.digest)
+        assert prepared.shard_paths("train") == [
+            f"hf://datasets/somebody/sounds@0c1d/data/{Path(path).name}" for path in local.shard_paths("train")
+        ]
+        assert not prepared.is_local
 
     def test_the_hub_is_not_asked_for_a_mistyped_folder(self, monkeypatch, tmp_path):
         (tmp_path / "run").mkdir()

@@ -4,6 +4,7 @@ import functools
 import html
 import io
 import os
+import re
 from urllib.parse import quote
 
 import fsspec
@@ -24,16 +25,20 @@ def _hasty(monkeypatch):
     monkeypatch.setattr(remote_files, "WAIT_SECONDS", 0.01)
 
 
-def test_it_fails_after_four_attempts_without_printing_secrets(tmp_path):
+def test_it_fails_after_four_attempts_without_printing_secrets(tmp_path, monkeypatch, caplog):
     (tmp_path / "a.bin").write_bytes(b"content")
-    faults = []
+    faults, waited = [], []
+    monkeypatch.setattr("time.sleep", waited.append)
     with flaky(tmp_path, faults) as address:
         address = f"{address.replace('//', '//ann:secret@')}/a.bin?key=verysecret"
         assert read_file(address, lambda file: file.read()) == b"content"
         faults += ["busy"] * 100
-        with pytest.raises(OSError, match=r"/a\.bin.*\b4\b") as caught:
+        with pytest.raises(OSError, match=r"/a\.bin.*after 4 attempts: .*503") as caught:
             read_file(address, lambda file: file.read())
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(caught.value) + caplog.text
+    assert waited == [0.01, 0.02, 0.04]
+    retries = [re.search(r"/a\.bin cannot be read \(.*503.*\); (.*)", message)[1] for message in caplog.messages]
+    assert retries == ["retry 1 in 0.01 s", "retry 2 in 0.02 s", "retry 3 in 0.04 s"]
 
 
 def test_missing_files_are_not_retried(tmp_path):
@@ -80,6 +85,28 @@ def test_only_changed_files_of_a_folder_are_downloaded_again(monkeypatch):
 
     with pytest.raises(FileNotFoundError, match="memory://nowhere"):
         local_folder("memory://nowhere")
+
+
+def test_a_download_that_is_interrupted_continues(monkeypatch):
+    system, downloaded = fsspec.filesystem("memory"), []
+    get_file = type(system).get_file
+
+    def fail(self, name, target):
+        downloaded.append(name)
+        if len(downloaded) == 2:
+            raise KeyboardInterrupt
+        return get_file(self, name, target)
+
+    monkeypatch.setattr(type(system), "get_file", fail)
+    for name in ("a.wav", "b.wav", "c.wav"):
+        system.pipe(f"/interrupted/{name}", name.encode())
+    with pytest.raises(KeyboardInterrupt):
+        local_folder("memory://interrupted")
+    folder = local_folder("memory://interrupted")
+    assert downloaded == [f"/interrupted/{name}" for name in ("a.wav", "b.wav", "b.wav", "c.wav")]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        f"{name}.wav": f"{name}.wav".encode() for name in "abc"
+    }
 
 
 @pytest.mark.parametrize("name", ["audio_folder", "hf"])
@@ -134,7 +161,11 @@ def test_names_in_listings_of_web_servers_are_decoded(tmp_path, monkeypatch, han
         assert read_file(paths[names[0]], lambda file: file.read()) == names[0].encode()
 
 
-def test_a_pointer_of_git_lfs_is_named(tmp_path):
-    (tmp_path / "a.tar").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+@pytest.mark.parametrize(
+    "pointer",
+    ["version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "/annex/objects/SHA256E-s9--0.tar"],
+)
+def test_a_pointer_of_git_lfs_is_named(tmp_path, pointer):
+    (tmp_path / "a.tar").write_text(pointer)
     with pytest.raises(OSError, match=r"a\.tar is a Git LFS pointer.*git lfs pull"):
         load_splits("webdataset", data_dir=str(tmp_path), streaming=True)

@@ -41,6 +41,7 @@ def test_whole_groups_are_drawn():
     assert [splits.count(split) for split in ("train", "validation", "test")] == [28, 4, 8]
     backwards = draw_splits(sources[::-1], groups[::-1], {"validation": 0.1, "test": 0.2}, 0)
     assert backwards[::-1] == splits
+    assert draw_splits(sources, groups, {"validation": 0.1, "test": 0.2}, 1) != splits
     alone = draw_splits(sources, range(40), {"test": 0.2}, 0)
     assert alone == [draw_sources(sources, {"test": 8}, 0)[source] for source in sources]
     assert draw_splits(sources, groups, {"test": 1.0}, 0) == ["test"] * 40

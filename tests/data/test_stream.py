@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import datasets
 import numpy as np
+import pyarrow
 import pytest
 from prepared_sets import make_folder
 from processes import run_python
@@ -112,6 +113,97 @@ def test_rows_of_a_group_change_their_order_with_the_epoch(stream):
             own = range(group.start, group.start + group.rows)
             orders.setdefault(group.start, set()).add(tuple(index for index in indices if index in own))
     assert all(len(orders[group.start]) > 1 for group in stream.row_groups if group.rows > 1)
+
+
+def orders_in_groups(stream):
+    """Return the order of the rows within each row group of three rows, `{(first row, repetition): order}`."""
+    starts, orders = [group.start for group in stream.row_groups], {}
+    for row in stream:
+        start = starts[bisect_right(starts, row["clip_index"]) - 1]
+        orders.setdefault((start, row.get("repetition", 0)), []).append(row["clip_index"] - start)
+    return {group: tuple(order) for group, order in orders.items() if len(order) == 3}
+
+
+def test_orders_of_rows_differ_between_groups_seeds_and_repetitions(stream):
+    first, second = (orders_in_groups(stream.shuffle(seed)) for seed in (0, 1))
+    assert len(set(first.values())) == 6
+    assert first != second
+    repeated, of_group = stream.repeat([6] * len(stream.row_groups)).shuffle(0), {}
+    for (group, _), order in orders_in_groups(repeated).items():
+        of_group.setdefault(group, set()).add(order)
+    assert len(of_group) == len(first)
+    assert all(len(orders) > 1 for orders in of_group.values())
+    assert len(repeated) == 6 * CLIPS == len(list(repeated))
+
+
+def test_order_of_the_row_groups_changes_with_the_seed_and_the_epoch(stream):
+    shuffled, starts = {}, [group.start for group in stream.row_groups]
+    for seed, epoch in ((0, 0), (1, 0), (0, 1)):
+        rows = stream.shuffle(seed)
+        rows.set_epoch(epoch)
+        shuffled[seed, epoch] = [bisect_right(starts, row["clip_index"]) for row in rows]
+    assert len(set(map(tuple, shuffled.values()))) == 3
+
+
+def test_copies_of_pairs_of_items_are_independent():
+    random, expected = np.random.default_rng(0), np.full(4, 0.5)
+    assert len({tuple(draw_copies(expected, 2, random)) for _ in range(200)}) == 6
+
+
+def test_streams_have_their_own_places_and_an_epoch_is_continued(stream):
+    shuffled, other = stream.shuffle(0), stream.shuffle(0)
+    shuffled.load_state_dict({"epoch": 1, "rows": 7})
+    assert shuffled.state_dict() == {"epoch": 1, "rows": 7, "batch_size": 1}
+    assert other.state_dict() == stream.state_dict() == {"epoch": 0, "rows": 0, "batch_size": 1}
+    shuffled.set_epoch(1)
+    assert shuffled.state_dict()["rows"] == 7
+    shuffled.load_state_dict({"epoch": 1, "rows": 8, "batch_size": 4})
+    shuffled.set_epoch(2)
+    assert shuffled.state_dict() == {"epoch": 2, "rows": 0, "batch_size": 1}
+
+
+@pytest.mark.process
+def test_workers_that_stay_take_the_next_epoch(stream):
+    shuffled = stream.shuffle(0)
+    loader = DataLoader(shuffled, 9, collate_fn=ids, num_workers=1, persistent_workers=True)
+    epochs = []
+    for epoch in range(2):
+        shuffled.set_epoch(epoch)
+        epochs.append(list(chain.from_iterable(loader)))
+        assert epochs[-1] == ids(shuffled)
+    assert epochs[0] != epochs[1]
+
+
+def test_the_content_hash_covers_files_groups_and_counts_but_no_folder(folder, stream, tmp_path):
+    def load(name):
+        return load_splits("prepared", data_dir=str(tmp_path / name), streaming=True)["train"]
+
+    shutil.copytree(folder / "int16", tmp_path / "moved")
+    assert load("moved").content_hash == stream.content_hash == stream.shuffle(1).content_hash
+    counts = [1.0] * len(stream.row_groups)
+    hashes = {each.content_hash for each in (stream, stream.repeat(counts), stream.repeat([2.0, *counts[1:]]))}
+    changed = stream.shuffle(0)
+    for field, value in (("path", "other"), ("location", 99), ("rows", 1)):
+        changed.row_groups = [*stream.row_groups[:-1], stream.row_groups[-1]._replace(**{field: value})]
+        hashes.add(changed.content_hash)
+    assert len(hashes) == 6
+    manifest = tmp_path / "moved" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"missing": []', '"missing": ["a.wav"]'))
+    assert load("moved").content_hash not in hashes
+
+
+def test_removed_columns_are_in_no_row_and_no_read(stream, monkeypatch):
+    columns, read = [], stream_sources._read_row_group
+    monkeypatch.setattr(
+        stream_sources,
+        "_read_row_group",
+        lambda path, number, names: columns.append(names) or read(path, number, names),
+    )
+    light = stream.remove_columns(["samples", "clip_index", "labels"])
+    names = [name for name in stream.column_names if name not in ("samples", "clip_index", "labels")]
+    assert light.column_names == names
+    assert list(next(iter(light))) == [*names, "clip_index"]
+    assert columns == [names]
 
 
 @pytest.mark.parametrize("expected", [[0.3, 0.7], [0.3, 0.7, 1.5, 2.0, 0.5], [1 / 3] * 9])
@@ -268,20 +360,40 @@ def test_a_damaged_file_is_named(tmp_path):
 
 
 class WatchedFile(io.FileIO):
-    """File that records the threads that read it."""
+    """File that records the names of the threads that read it."""
 
-    threads: ClassVar[set[int]] = set()
+    threads: ClassVar[set[str]] = set()
 
     def read(self, size=-1):
-        self.threads.add(threading.get_ident())
+        self.threads.add(threading.current_thread().name)
         return super().read(size)
 
 
-def test_only_the_calling_thread_reads_a_file(stream, monkeypatch):
+@pytest.fixture
+def _many_cores():
+    before = pyarrow.cpu_count()
+    pyarrow.set_cpu_count(4)
+    yield
+    pyarrow.set_cpu_count(before)
+
+
+@pytest.mark.usefixtures("_many_cores")
+@pytest.mark.parametrize("kind", ["prepared", "hf"])
+def test_no_thread_of_pyarrow_reads_a_file(folder, tmp_path, monkeypatch, kind):
     # Threads of pyarrow that free bytes of a Python file abort a process that exits at this moment.
+    WatchedFile.threads.clear()
+    data_dir = folder / "int16"
+    if kind == "hf":
+        data_dir = tmp_path
+        audio = [{"bytes": bytes([number]) * 20_000, "path": None} for number in range(9)]  # not read with the footer
+        rows = [{"caption": "rain", "audio": each} for each in audio]
+        stored = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio(decode=False))
+        stored.to_parquet(str(tmp_path / "train.parquet"))
     monkeypatch.setattr(stream_sources, "read_file", lambda path, read: read(WatchedFile(path)))
-    next(iter(stream))
-    assert WatchedFile.threads == {threading.get_ident()}
+    next(iter(load_splits(kind, data_dir=str(data_dir), streaming=True)["train"]))
+    assert {name.partition("-")[0] for name in WatchedFile.threads} == {"MainThread", "ThreadPoolExecutor"} - (
+        {"ThreadPoolExecutor"} if kind == "prepared" else set()
+    )
 
 
 MEMORY = """

@@ -16,7 +16,9 @@ from modeling_supclap.datasets_scripts.temporal.items import (
     TemporalItem,
     TemporalItems,
     describe,
+    digest,
     label_phrase,
+    one_per_class,
     render,
     split_by_source,
 )
@@ -226,6 +228,38 @@ def test_sampling_depends_on_seed_epoch_and_index_only():
     assert [item.clip_id for item in all_items(TemporalItems(rows, seed=1))] != ids
     table = datasets.Dataset.from_list(rows)
     assert [item.clip_id for item in all_items(TemporalItems(table, seed=0))] == ids
+
+
+def test_draws_are_those_of_published_runs():
+    """A random choice that changes would change the results of a seed."""
+    rows, found = make_rows(sources=4), []
+    for seed, options in ((0, {}), (5, {"random_order": True, "pairs_per_epoch": 7})):
+        items = TemporalItems(
+            rows, seed, phrases=PHRASES | {"cow": PHRASES["dog"]}, languages=["eng", "fra"], **options
+        )
+        for epoch, index in itertools.product(range(2), range(len(items))):
+            drawn = (*items.triple(epoch, index), *items.stage_a(epoch, index))
+            found += [(item.clip_id, item.role, item.labels, item.captions) for item in drawn]
+    assert len(found) == 5 * 2 * (12 + 7)
+    assert digest(found).hex()[:16] == "9975cd853b8399c0"
+    assert split_by_source(rows, seed=2)[1] == [6, 7, 8, 9, 22, 23, 24, 25]
+    assert [one_per_class(rows), one_per_class(rows, 1)] == [[5, 11, 18, 24], [7, 8, 18, 30]]
+
+
+def test_one_recording_of_each_class_is_drawn_from_sources_of_its_own():
+    rows = make_rows(("dog", "rain", "wind"), sources=2, takes=1)
+    rows[2]["source"] = rows[0]["source"]  # rain and dog
+    rows[4]["source"] = rows[5]["source"] = rows[3]["source"]  # wind and rain
+    for seed in range(20):
+        dog, rain, wind = one_per_class(rows, seed)
+        assert (dog // 2, rain // 2, wind // 2) == (0, 1, 2)
+        assert rows[dog]["source"] != rows[rain]["source"]  # wind has no source of its own if rain has taken it
+
+
+def test_stages_draw_different_recordings():
+    items = TemporalItems(make_rows(), seed=0)
+    pairs = [(items.triple(0, index)[0].rows, items.stage_a(0, index)[1].rows) for index in range(len(items))]
+    assert sum(first == second for first, second in pairs) < 4
 
 
 def test_recordings_are_drawn_anew_each_epoch_and_all_of_them():

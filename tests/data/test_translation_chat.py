@@ -1,6 +1,7 @@
 """Translation with an endpoint: requests, retries, and invalid answers."""
 
 import re
+import sys
 import time
 
 import pytest
@@ -172,6 +173,12 @@ def test_the_endpoint_may_be_given_in_several_ways(path, asked):
         translator.translate(["Rain"], "eng", "fra")
     assert server.seen[0]["path"] == asked
     assert "secret" not in translator.host
+
+
+def test_the_error_without_the_client_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError, match=r"openai.*supclap\[translate\]"):
+        ChatTranslator("m", "http://localhost:8000")
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:8000", "ftp://host/v1", "http://", "file:///etc/passwd"])

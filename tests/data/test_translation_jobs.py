@@ -1,6 +1,7 @@
 """Translation jobs: each text once, existing translations kept, resumption, and the written table."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -77,6 +78,16 @@ def test_each_text_is_translated_once_and_written_for_each_caption(path):
     assert table["b", 0, "jpn"]["model"] == "fake"
     assert table["b", 0, "jpn"]["source_hash"] == source_hash("Rain")
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_finished_batch_is_on_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(os.fstat(file).st_size))
+    finished = FinishedBatches(tmp_path / "x.part.jsonl", {"model": "fake"})
+    finished.append(("eng", "fra"), ["Rain", "Wind"], [" La pluie\n", "..."])
+    assert synced == [32, tmp_path.joinpath("x.part.jsonl").stat().st_size]
+    again = FinishedBatches(tmp_path / "x.part.jsonl", {"model": "fake"})
+    assert again.answers == {(("eng", "fra"), "Rain"): "La pluie", (("eng", "fra"), "Wind"): ""} == finished.answers
 
 
 def test_existing_translations_are_not_made_again(path):

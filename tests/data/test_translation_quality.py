@@ -1,5 +1,7 @@
 """Translation quality reports, compared with values computed by hand and by loops."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,12 @@ def test_embeddings_are_the_mean_over_the_tokens(encoder_folder):
             states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].double().numpy()
         mean = sum(states) / len(states)
         np.testing.assert_allclose(row, mean / np.sqrt((mean**2).sum()), atol=2e-6)
+
+
+def test_the_error_without_sentence_transformers_names_two_solutions(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ImportError, match=r"supclap\[translate\].*--back_sample 0"):
+        load_sentence_encoder("any")
 
 
 def test_long_texts_are_cut(encoder_folder):

@@ -25,8 +25,10 @@ def test_rows_of_a_matrix_are_chosen_by_index(load_metric):
     assert score == {"clap_score": pytest.approx(pair_similarity(AUDIO, TEXT)[chosen].mean()), "num_pairs": 3}
     with pytest.raises(ValueError, match="text_embeds has shape"):
         metric.compute(predictions=chosen, references=chosen, audio_embeds=AUDIO)
-    with pytest.raises(ValueError, match=r"0\.\.29.*30"):
-        metric.compute(predictions=[30], references=[0], audio_embeds=AUDIO, text_embeds=TEXT)
+    for columns, name in (({"predictions": [30]}, "audio_embeds"), ({"references": [30]}, "text_embeds")):
+        inputs = {"predictions": [0], "references": [0], **columns}
+        with pytest.raises(ValueError, match=rf"row index of {name} must be an integer in 0\.\.29, not 30"):
+            metric.compute(**inputs, audio_embeds=AUDIO, text_embeds=TEXT)
 
 
 @pytest.mark.parametrize(
