@@ -135,8 +135,9 @@ def push_to_hub(
     """
     api = HfApi(token=kwargs.get("token"))
     api.create_repo(repo_id, private=kwargs.get("private"), exist_ok=True)
-    # Upload the card first, because `model.push_to_hub` creates an empty card if there is none.
-    if not api.file_exists(repo_id, "README.md", revision=kwargs.get("revision")):
+    # Upload the card first, because `model.push_to_hub` creates an empty card if the main branch has none, and copies
+    # the card of the main branch to other branches.
+    if not api.file_exists(repo_id, "README.md"):
         rate_hz = processor.feature_extractor.sampling_rate
         facts = facts or CardFacts(model, repo_id.split("/")[-1], repo_id, sampling_rate_hz=rate_hz)
         content = model_card(facts).content.encode()

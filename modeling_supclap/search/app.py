@@ -242,8 +242,8 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
             sound.async_move_resource_to_block_cache = keep_upload  # type: ignore[method-assign,assignment]
             with gradio.Row():
                 folder = gradio.Dropdown(["", *folders], value="", label="Folder", allow_custom_value=True)
-                shortest = gradio.Number(label="Recordings of at least (seconds)", value=None, minimum=0)
-                longest = gradio.Number(label="Recordings of at most (seconds)", value=None, minimum=0)
+                shortest = gradio.Number(label="Recordings of at least (seconds)", minimum=0)
+                longest = gradio.Number(label="Recordings of at most (seconds)", minimum=0)
             number = gradio.Slider(1, 50, value=5, step=1, label="Number of hits")
             button = gradio.Button("Search")
         results = gradio.HTML(js_on_load=(_HERE / "page.js").read_text(encoding="utf-8"))
@@ -270,7 +270,7 @@ def render_heading(searcher: Searcher, root: Path) -> str:
     if problems:
         lines.append(f"<details><summary>{len(problems)} more cannot be searched</summary><ul>")
         for name, problem in sorted(problems.items()):
-            lines.append(f"<li>{html.escape(f'{name}: {problem}'.replace(str(root), root.name))}</li>")
+            lines.append(f"<li>{html.escape(f'{name}: {problem}')}</li>")
         lines.append("</ul></details>")
     return "\n".join(lines)
 

@@ -23,7 +23,8 @@ from mteb.cache import ResultCache
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts.audio import resample
 from modeling_supclap.evaluation import load_embedding_model
-from modeling_supclap.integrations.mteb import SupCLAPEncoder
+from modeling_supclap.evaluation.results import score
+from modeling_supclap.integrations.mteb import SupCLAPEncoder, evaluate_task
 from modeling_supclap.recipes import evaluate_supclap
 
 LABELS = ["a dog barks", "the rain falls", "un chien aboie", "la pluie tombe"]
@@ -159,7 +160,7 @@ class Parity:
 
 
 class Loader(list[Any]):
-    """Minimal data loader for `encode`."""
+    """Minimal data loader for `encode`, with two rows in a batch."""
 
     def __init__(self, batch, features):
         super().__init__([batch])
@@ -169,17 +170,20 @@ class Loader(list[Any]):
     def __iter__(self):
         names = list(self.rows)
         rows = [dict(zip(names, row, strict=True)) for row in zip(*self.rows.values(), strict=True)]
-        yield self.collate_fn(rows) if hasattr(self, "collate_fn") else self.rows
+        for start in range(0, len(rows), 2):
+            batch = {name: values[start : start + 2] for name, values in self.rows.items()}
+            yield self.collate_fn(rows[start : start + 2]) if hasattr(self, "collate_fn") else batch
 
 
 CALL = {"task_metadata": LocalZeroShot.metadata, "hf_split": "test", "hf_subset": "default"}
 
 
 def test_rows_of_text_and_sound_are_fused(encoder):
-    clips = [{"array": clip, "sampling_rate": 16000} for clip in CLIPS[:2]]
-    embeds = encoder.encode(Loader({"text": LABELS[:2], "audio": clips}, ["text", "audio"]), **CALL)
-    audio = encoder.model.encode_audio(CLIPS[:2], encoder.processor, sampling_rate=16000)
-    expected = audio + encoder.model.encode_text(LABELS[:2], encoder.processor, language="eng")
+    arrays = [*CLIPS[:2], np.concatenate([CLIPS[2]] * 14)]  # the last one has two chunks
+    clips = [{"array": clip, "sampling_rate": rate} for clip, rate in zip(arrays, (16000, 8000, 16000), strict=True)]
+    embeds = encoder.encode(Loader({"text": LABELS[:3], "audio": clips}, ["text", "audio"]), **CALL)
+    audio = encoder.model.encode_audio(clips, encoder.processor)
+    expected = audio + encoder.model.encode_text(LABELS[:3], encoder.processor, language="eng")
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(embeds, expected, atol=1e-6)
 
@@ -205,13 +209,18 @@ def test_other_modalities_are_refused(encoder):
         ("mixed", "deu", "deu"),  # two languages: the language of a text is unknown
         ("xxx", "deu", "deu"),  # the tokenizer has no such language
         ("none", None, None),
+        ("sung", None, "fra_Latn"),  # beside recordings without language
     ],
 )
 def test_language_of_a_subset(encoder, monkeypatch, subset, language, expected):
     langs = {"fra": ["fra-Latn"], "mixed": ["fra-Latn", "eng-Latn"], "xxx": ["kor-Hang"]}
+    langs["sung"] = ["zxx-Zxxx", "fra-Latn"]
     task = metadata("Languages", "STS", langs, ["text"], "t2t", "cosine_spearman")
     monkeypatch.setattr(encoder, "language", language)
     assert encoder._language(task, subset) == expected
+    any_model = SupCLAPEncoder("parity", language=language, model=load_embedding_model(Parity()))
+    codes = {"fra": "fra", "sung": "fra", "xxx": "kor"}
+    assert any_model._language(task, subset) == codes.get(subset, language or "eng")
 
 
 def test_a_folder_by_name_and_the_metadata_of_mteb(tmp_path, encoder):
@@ -224,8 +233,63 @@ def test_a_folder_by_name_and_the_metadata_of_mteb(tmp_path, encoder):
     assert meta.n_parameters == sum(weight.numel() for weight in encoder.model.parameters())
     assert meta.n_embedding_parameters == encoder.model.text_model.get_input_embeddings().weight.numel()
     assert "jpn-Jpan" in meta.languages
+    assert (meta.loader, meta.framework, meta.modalities) == (
+        SupCLAPEncoder,
+        ["PyTorch", "Transformers"],
+        ["audio", "text"],
+    )
+    assert (meta.use_instructions, meta.open_weights, meta.similarity_fn_name.value) == (False, True, "cosine")
     text = Loader({"text": LABELS}, ["text"])
     np.testing.assert_array_equal(loaded.encode(text, **CALL), encoder.encode(text, **CALL))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("org/name", "org/name"), ("name", "local/name"), ("/models/final", "local/final"), ("", "local/supclap")],
+)
+def test_the_name_in_mteb_is_an_id_of_the_hub(encoder, name, expected):
+    meta = SupCLAPEncoder(name, language="fra", model=encoder.model, processor=encoder.processor).mteb_model_meta
+    assert (meta.name, meta.revision) == (expected, f"{encoder.embedding_model.fingerprint}-fra")
+
+
+def test_options_of_the_hub_and_the_device_reach_the_model(encoder, monkeypatch):
+    calls = []
+
+    def load(*name, **options):
+        calls.append((*name, options))
+        return encoder.model
+
+    monkeypatch.setattr(SupCLAPModel, "from_pretrained", load)
+    monkeypatch.setattr(SupCLAPModel, "to", lambda model, device: calls.append(device))
+    monkeypatch.setattr("modeling_supclap.integrations.mteb.default_device", lambda: "cuda")
+    monkeypatch.setattr(
+        "modeling_supclap.integrations.mteb.load_embedding_model",
+        lambda *words: (calls.append(words[2:]), encoder.embedding_model)[1],
+    )
+    SupCLAPEncoder("org/name", "v1", "cuda:1", token="x")
+    SupCLAPEncoder("org/name", "v1")
+    SupCLAPEncoder("org/name", dtype="float16")
+    SupCLAPEncoder("org/name", device="cuda:2", model=encoder.model)
+    SupCLAPEncoder("org/name", model=encoder.model)
+    SupCLAPEncoder("org/name", device="cuda:3", model=encoder.embedding_model)
+    assert calls == [
+        *[("org/name", {"revision": "v1", "token": "x"}), "cuda:1", ("cuda:1", "org/name", False)],
+        *[("org/name", {"revision": "v1"}), "cuda", (None, "org/name", False)],
+        *[("org/name", {"dtype": "float16"}), "cuda", (None, "org/name", False)],
+        *["cuda:2", ("cuda:2", "org/name", False)],
+        (None, "org/name", False),
+        ("cuda:3", "org/name", False),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Precision is ill-defined")
+def test_the_results_of_a_task_are_those_of_the_model_in_memory():
+    model = load_embedding_model(Parity(), name="no folder of this name")
+    results = evaluate_task(model, LocalZeroShot())
+    audio = model.encode_audio([resample(clip, 16000, 8000) for clip in stored_clips()], 1)
+    predicted = (audio @ model.encode_text(LABELS, "eng", 1).T).argmax(axis=1)
+    assert results.scores["mteb"] == {"accuracy": {"main_score": score(np.mean(predicted == TRUTH))}}
+    assert results.protocol == {"dataset": "LocalZeroShot", "split": "test", "mteb": {"version": mteb.__version__}}
 
 
 @pytest.mark.parametrize("save", [builders.save_clap, partial(folders.write_folder, name="A")])

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from modeling_supclap.conversion import load_model, processor_from_clap, supclap
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.integrations import onnx as onnx_export
 from modeling_supclap.integrations.onnx import check_parity, export_onnx
+from modeling_supclap.processing_supclap import REMOVED_CHARACTERS
 from modeling_supclap.recipes import export_onnx as recipe
 
 pytestmark = pytest.mark.skipif(
@@ -113,14 +115,37 @@ def test_texts(exported, texts):
 def test_the_folder(exported):
     model, processor, folder, _ = exported
     facts = json.loads((folder / "onnx.json").read_text())
-    assert facts["logit_scale"] == pytest.approx(model.logit_scale.exp().item())
-    assert facts["logit_bias"] == (None if model.logit_bias is None else -10.0)
-    assert {entry["graph"] for entry in facts["parity"]} == {"audio", "text"}
-    lengths = [entry["length"] for entry in facts["parity"] if entry["graph"] == "audio"]
-    assert (min(lengths), max(lengths)) == (16, 3037)
-    inputs = {"input_features": ["batch", 64, "frames"], "audio_attention_mask": ["batch", "frames"]}
-    assert facts["audio.onnx"]["inputs"] == inputs
-    assert 0 < max(entry["difference"] for entry in facts["parity"]) <= 1e-4
+    parity = facts.pop("parity")
+    audio_inputs = {"input_features": ["batch", 64, "frames"], "audio_attention_mask": ["batch", "frames"]}
+    text_inputs = {"input_ids": ["batch", "tokens"], "attention_mask": ["batch", "tokens"]}
+    tokens, default = processor.language_tokens
+    expected_facts = {
+        "audio.onnx": {"inputs": audio_inputs, "output": "audio_embeds"},
+        "text.onnx": {"inputs": text_inputs, "output": "text_embeds"},
+        "projection_dim": 16,
+        "fingerprint": facts["fingerprint"],
+        "sampling_rate_hz": 16000,
+        "min_samples": 2400,
+        "chunk_samples": 16000 * 300,
+        "caption_prefix": "",
+        "plain_captions": False,
+        "removed_characters": REMOVED_CHARACTERS,
+        "language_tokens": tokens,
+        "language_token": default,
+        "max_tokens": processor.max_tokens,
+        "logit_scale": pytest.approx(model.logit_scale.exp().item()),
+        "logit_bias": None if model.logit_bias is None else -10.0,
+    }
+    assert facts == expected_facts
+    graphs = {"audio": [], "text": []}
+    for entry in parity:
+        graphs[entry["graph"]].append((entry["batch"], entry["length"]))
+    assert graphs["audio"] == [(2, 1215), (1, 16), (1, 507), (1, 1011), (1, 1014), (3, 507), (4, 3037)]
+    most = processor.max_tokens
+    assert [batch for batch, _ in graphs["text"]] == [2, 1, 1, 3, 2, 5]
+    extra = graphs["text"][1][1] - 1  # tokens besides the words
+    assert [length - extra for _, length in graphs["text"]] == [5, 1, 9, 30, most - extra, 12]
+    assert 0 < max(entry["difference"] for entry in parity) <= 1e-4
     loaded = SupCLAPProcessor.from_pretrained(folder)
     assert loaded(text="dog")["input_ids"] == processor(text="dog")["input_ids"]
     assert [path.name for path in folder.parent.iterdir()] == ["out"]
@@ -130,6 +155,10 @@ def test_other_weights_fail_the_check(exported, tmp_path):
     model, processor, folder, _ = exported
     other = builders.supclap_model(model.config, seed=1)
     with pytest.raises(ValueError, match=r"\.onnx.*\d+ x \d+"):
+        check_parity(other, processor, folder)
+    other.load_state_dict(model.state_dict())
+    other.text_projection.linear1.weight.data[0] = torch.nan
+    with pytest.raises(ValueError, match=r"^text\.onnx is off by nan on \d x \d+ inputs; the tolerance is 1e-04$"):
         check_parity(other, processor, folder)
 
 
@@ -181,6 +210,29 @@ def serve(folder, languages, files):
     command = [sys.executable, "-c", SERVE, str(folder), ",".join(languages), str(files[0].with_suffix(".npz"))]
     subprocess.run([*command, *map(str, files)], check=True, cwd=folder, timeout=120)
     return np.load(files[0].with_suffix(".npz"))
+
+
+def test_served_texts_have_the_language_and_the_form_of_captions(by_recipe):
+    model, processor, folder = by_recipe
+    exported = serving.Exported(folder)
+    text = " Le chien, ABOIE\u0301! "
+    for language in ("eng", "fra"):
+        expected = model.encode_text([text, "la pluie"], processor, language=language)
+        np.testing.assert_allclose(exported.encode_text([text, "la pluie"], language), expected, atol=1e-4)
+    assert np.abs(exported.encode_text([text]) - exported.encode_text([text], "fra")).max() > 1e-3
+    np.testing.assert_array_equal(exported.encode_text([text]), exported.encode_text([text], "eng"))
+    exported.facts |= {"caption_prefix": "the sound of "}
+    expected = model.encode_text(["the sound of rain"], processor, language="eng")
+    np.testing.assert_allclose(exported.encode_text(["rain"]), expected, atol=1e-4)
+    with pytest.raises(ValueError, match=r"no language 'ita'; pass one of \['.*'fra'"):
+        exported.encode_text(["un cane"], "ita")
+    with pytest.raises(ValueError, match="the text ' ' is blank"):
+        exported.encode_text([" "])
+    exported.facts |= {"caption_prefix": "", "plain_captions": True}
+    plain = exported.encode_text(["RAIN,  falls!"])
+    np.testing.assert_allclose(plain, model.encode_text(["rain falls"], processor, language="eng"), atol=1e-4)
+    exported.facts |= {"language_tokens": {}}
+    np.testing.assert_allclose(exported.encode_text(["rain falls"], "ita"), plain, atol=1e-4)
 
 
 def write_noise(folder, **seconds):
@@ -239,9 +291,30 @@ def test_a_served_recording_has_chunks_and_a_rate(by_recipe, tmp_path, monkeypat
     with pytest.raises(ValueError, match="shorter"):
         exported.encode_files(list(map(str, write_noise(tmp_path, sound=0.005))))
 
-    tone = np.sin(2 * np.pi * 440 * np.arange(48000) / 48000).astype(np.float32)
-    resampled = serving.resample(tone, 48000, 16000)
-    np.testing.assert_allclose(resampled, tone[::3], atol=1e-3)
+    # the least new sound of a last chunk is a hundredth of it
+    for samples, count in ((32159, 2), (32160, 3)):
+        chunks.clear()
+        soundfile.write(tmp_path / "tail.wav", builders.noise(samples), 16000)
+        exported.encode_files([str(tmp_path / "tail.wav")])
+        assert len(chunks) == count
+    soundfile.write(tmp_path / "silent.wav", np.zeros(16000), 16000)
+    with pytest.raises(ValueError, match=r"silent\.wav is silent, or shorter than 100 samples"):
+        exported.encode_files([str(tmp_path / "silent.wav")])
+
+    chunks.clear()
+    sides = np.stack([builders.tone(440.0, 32000), np.zeros(32000)], axis=1)
+    soundfile.write(tmp_path / "stereo.wav", np.repeat(sides, 2, axis=0), 32000, "FLOAT")
+    embeds = exported.encode_files([str(tmp_path / "stereo.wav")])
+    assert [len(chunk) for chunk in chunks] == [16000] * 2
+    assert np.abs(np.concatenate(chunks)).max() == pytest.approx(np.abs(sides).max() / 2, abs=0.02)
+    mean = np.mean([[np.sqrt(16000), chunk[0]] for chunk in chunks], axis=0)
+    np.testing.assert_allclose(embeds, [mean / np.linalg.norm(mean)], atol=1e-6)
+
+    for rate_hz, target_hz in ((48000, 16000), (16000, 48000), (44100, 16000)):
+        tone, expected = (np.sin(2 * np.pi * 440 * np.arange(rate) / rate) for rate in (rate_hz, target_hz))
+        resampled = serving.resample(tone.astype(np.float32), rate_hz, target_hz)
+        assert resampled.dtype == np.float32
+        np.testing.assert_allclose(resampled, expected, atol=1e-3)
 
 
 def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch):
@@ -434,8 +507,10 @@ def test_a_tower_that_cannot_be_exported_is_named(tmp_path, monkeypatch):
         return model.text_projection(torch.ones(int(args[0].sum()), 32)).tolist()
 
     monkeypatch.setattr(onnx_export.Graph, "forward", forward)
+    level = logging.root.manager.disable
     with pytest.raises(ValueError, match=r"audio tower, a CEDModel"):
         export_onnx(model, processor, tmp_path / "out")
+    assert logging.root.manager.disable == level
     assert not (tmp_path / "out").exists()
 
 
@@ -447,18 +522,41 @@ def test_only_a_fused_clap_has_an_input_for_longer_clips(truncation, names):
         assert batch.keys() == {"input_features", *names}
 
 
+@pytest.mark.parametrize(("kind", "shape"), [("wav2vec2", (2, 16000)), ("ast", (2, 100, 32))])
+def test_an_encoder_that_takes_no_mask_has_clips_of_equal_length_in_a_batch(kind, shape, tmp_path, monkeypatch):
+    encoder, extractor = make_encoder(kind)
+    model = SupCLAPModel(builders.supclap_config(audio=encoder.config)).eval()
+    processor = SupCLAPProcessor(extractor, builders.bert_tokenizer())
+    batches = onnx_export._batches(model, processor, waveforms=False)["audio"]
+    assert {name for batch in batches for name in batch} == {"input_features"}
+    assert batches[0]["input_features"].shape == shape
+    assert (batches[0]["input_features"] != 0).all()
+
+    def export(graph, batches, path):
+        assert (graph.names, graph.spectrogram) == (("input_features",), None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(onnx_export, "_export", export)
+    with pytest.raises(KeyboardInterrupt):  # None: with the spectrogram if it can be part of a graph
+        export_onnx(model, processor, tmp_path / "out", waveforms=None)
+    with pytest.raises(ValueError, match=f"the spectrogram of {type(extractor).__name__} cannot be part"):
+        export_onnx(model, processor, tmp_path / "out", waveforms=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_graph_of_a_model_in_half_precision_is_exported_in_float32(tmp_path, monkeypatch, dtype):
     found = []
 
     def export(graph, batches, path):
         found.extend(tensor.dtype for tensor in graph.state_dict().values() if tensor.is_floating_point())
+        assert not graph.model.training
         raise KeyboardInterrupt
 
     model, processor = tiny("bert")
     monkeypatch.setattr(onnx_export, "_export", export)
     with pytest.raises(KeyboardInterrupt):
-        export_onnx(model.to(dtype), processor, tmp_path / "out")
+        export_onnx(model.to(dtype).train(), processor, tmp_path / "out")
     assert set(found) == {torch.float32}
     assert model.dtype == dtype
 

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("sentence_transformers", reason="the extra sentence-transformers is not installed")
 from sentence_transformers import SentenceTransformer
 
-from modeling_supclap import SupCLAPModel
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.audio_files import SUFFIXES
 from modeling_supclap.integrations.sentence_transformers import SupCLAPModule
 
@@ -136,12 +136,22 @@ def test_a_missing_file_is_an_error(encoder, tmp_path, name):
 def test_a_text_is_not_a_path(encoder, module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rain").write_text("not a recording")
-    texts = ["rain", "cats and/or dogs", "the order: dog, then rain", "http is a protocol", "a file.wav is played"]
+    texts = [
+        "rain",
+        "sounds/rain",
+        "cats and/or dogs",
+        "the order: dog, then rain",
+        "http is a protocol",
+        "a file.wav is played",
+    ]
     np.testing.assert_allclose(encoder.encode(texts), texts_by_model(module, texts, None), atol=1e-6)
     one = encoder.encode([{"text": "rain.wav"}])
     np.testing.assert_allclose(one, texts_by_model(module, ["rain.wav"], None), atol=1e-6)
     with pytest.raises(ValueError, match="texts and recordings"):
         encoder.encode(["rain", "dog.wav"])
+    (tmp_path / "sounds").mkdir()
+    soundfile.write(tmp_path / "sounds" / "rain", CLIPS[0], 16000, "FLOAT", format="WAV")  # now it is a path
+    np.testing.assert_allclose(encoder.encode(["sounds/rain"])[0], clip_by_model(module, CLIPS[0], 16000), atol=1e-5)
 
 
 def test_the_rate_of_bare_waveforms(encoder, module):
@@ -204,6 +214,27 @@ def test_any_folder_of_a_model_loads_with_settings_of_its_own(encoder, module, t
     settings = {"language": "deu", "processor_kwargs": {"model_max_length": 6}}
     by_settings = SentenceTransformer(modules=[SupCLAPModule.load(str(tmp_path), **settings)], device="cpu")
     np.testing.assert_array_equal(by_settings.encode(long), cut.encode(long))
+
+
+def test_options_of_the_hub_reach_the_model_and_the_processor(monkeypatch):
+    model, processor = builders.pair("supclap")
+    calls = []
+    for part, loaded in ((SupCLAPModel, model.train()), (SupCLAPProcessor, processor)):
+        monkeypatch.setattr(part, "from_pretrained", lambda *a, loaded=loaded, **b: calls.append((*a, b)) or loaded)
+    read = lambda *a, **b: calls.append((*a, b)) or {"language": "deu"}  # noqa: E731
+    monkeypatch.setattr(SupCLAPModule, "load_config", read)
+    hub = {"revision": "v1", "token": "x", "local_files_only": True}
+    options = {"model_kwargs": {"dtype": "float16"}, "processor_kwargs": {"caption_prefix": "a"}}
+    loaded = SupCLAPModule.load("org/name", cache_folder="cache", **hub, **options, backend="torch")
+    assert calls == [
+        ("org/name", {"cache_folder": "cache", **hub}),
+        ("org/name", {"cache_dir": "cache", **hub, "dtype": "float16"}),
+        ("org/name", {"cache_dir": "cache", **hub, "caption_prefix": "a"}),
+    ]
+    assert (loaded.language, loaded.model.training) == ("deu", False)
+    calls.clear()
+    assert SupCLAPModule.load("org/name", language="fra").language == "fra"
+    assert calls == [("org/name", {"cache_folder": None}), *[("org/name", {"cache_dir": None})] * 2]
 
 
 @pytest.mark.parametrize("kind", ["supclap", "converted"])

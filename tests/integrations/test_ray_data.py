@@ -65,6 +65,25 @@ def test_frames_of_spark(corpus):
     check(corpus, joined["key"], joined["embedding"], joined["error"])
 
 
+def test_the_options_of_frames_are_those_of_the_model(corpus, tmp_path):
+    folder, _ = corpus
+    soundfile.write(tmp_path / "long.wav", builders.noise(12 * 16000, seed=3), 16000)
+    soundfile.write(tmp_path / "silent.wav", np.zeros(16000), 16000)
+    frame = pd.DataFrame({"sound": [tmp_path / "silent.wav", tmp_path / "long.wav"]})
+    model = SupCLAPModel.from_pretrained(folder / "model")
+    for chunk_seconds, expected in ((2.0, 2.0), (10.0, 10.0), (None, None), (60.0, None)):
+        options = {"path_column": "sound", "chunk_seconds": chunk_seconds, "device": "cpu"}
+        if chunk_seconds == 10.0:
+            del options["chunk_seconds"]  # the default
+        (found,) = embed_frames(str(folder / "model"), **options)([frame])
+        (embed,) = model.encode_audio([str(tmp_path / "long.wav")], chunk_seconds=expected)
+        np.testing.assert_allclose(found["embedding"][1], embed, atol=1e-5)
+        assert found["embedding"][0].dtype == np.float32
+        assert np.isnan(found["embedding"][0]).all()
+        assert "silent" in found["error"][0]
+        assert found["error"][1] == ""
+
+
 def blocks(language):
     """Return the code blocks of the guide."""
     guide = (ROOT / "docs" / "guides" / "machines.md").read_text(encoding="utf-8")

@@ -95,8 +95,32 @@ def test_the_encoders_of_a_supclap_model_start_a_new_one(tmp_path):
     expected = SupCLAPProcessor.from_pretrained(tmp_path)(**inputs, return_tensors="pt")
     for name, value in processor(**inputs, return_tensors="pt").items():
         assert torch.equal(value, expected[name]), name
-    with pytest.raises(ValueError, match=r"'cls'.*'mean'"):
+    with pytest.raises(ValueError, match=r"text_pooling is 'cls', .* trained with 'mean'; pass 'mean'"):
         SupCLAPModel.from_encoders(str(tmp_path), str(tmp_path), text_pooling="cls")
+    with pytest.raises(TypeError, match=r"no option 'poolin'; it has .*attn_implementation, .*text_pooling"):
+        SupCLAPModel.from_encoders(str(tmp_path), str(tmp_path), text_pooling="mean", zooling="x", poolin="cls")
+    assert not new.training
+    assert {weight.dtype for weight in new.parameters()} == {torch.float32}
+
+
+def test_an_encoder_in_half_precision_is_loaded_in_float32(tmp_path):
+    BertModel(BertConfig(**builders.bert_config())).half().save_pretrained(tmp_path)
+    tower = load_tower("text", str(tmp_path))
+    assert {weight.dtype for weight in tower.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "example"), [("audio", "mispeech/ced-base"), ("text", "sentence-transformers/LaBSE")]
+)
+def test_what_is_no_encoder_is_named_with_advice(tmp_path, kind, example):
+    with pytest.raises(OSError, match=f"cannot load the {kind} tower '{tmp_path}/none'; .* such as {example}"):
+        load_tower(kind, f"{tmp_path}/none")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"{tmp_path} is not a checkpoint: .* model_type"):
+        load_tower(kind, str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="is a LoRA adapter without an encoder; merge it"):
+        load_tower(kind, str(tmp_path))
 
 
 def test_the_report_of_transformers_is_shown_unless_it_lists_only_the_pooler_that_is_left_out(tmp_path, capsys):

@@ -103,10 +103,27 @@ def test_a_recording_shorter_than_half_a_step_is_scored(make):
     assert np.isfinite(found.scores).all()
 
 
+def test_texts_have_their_languages_and_recordings_any_rate():
+    model, processor = builders.pair("sonar")
+    texts = [builders.CAPTIONS["fra"]] * 2
+    waveform = builders.noise(24000)
+    options = {"processor": processor, "window_seconds": 9.0}
+    found = model.localize({"array": waveform, "sampling_rate": 8000}, texts, language=["fra", "eng"], **options)
+    assert (found.start_seconds.tolist(), found.end_seconds.tolist()) == ([0.0], [3.0])
+    clip = model.encode_audio([{"array": waveform, "sampling_rate": 8000}], processor)
+    expected = clip @ model.encode_text(texts, processor, language=["fra", "eng"]).T
+    assert abs(expected[0, 0] - expected[0, 1]) > 1e-3
+    np.testing.assert_allclose(found.scores, expected, atol=1e-3)
+    same = model.localize(waveform, texts, language=["fra", "eng"], sampling_rate=8000, **options)
+    np.testing.assert_array_equal(same.scores, found.scores)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"hop_seconds": 0}, "hop_seconds"),
+        ({"hop_seconds": 0}, "hop_seconds is 0; it must be a positive number"),
+        ({"hop_seconds": float("inf")}, "hop_seconds is inf"),
+        ({"window_seconds": -1.0}, r"window_seconds is -1\.0"),
         ({"window_seconds": float("nan")}, "window_seconds.*nan"),
         ({"chunk_seconds": 60}, "chunk_seconds.*60"),
         ({"audio": [np.zeros(16000), np.zeros(16000)]}, r"\b2\b"),

@@ -88,6 +88,8 @@ def test_e5_has_a_prompt_and_a_limit(tmp_path, audio):
     assert processor.caption_prefix == PROMPT
     assert len(processor(text="dog " * 50)["input_ids"][0]) == 12
 
+    wide = SupCLAPProcessor.from_encoders(audio, folder, model_max_length=20)
+    assert len(wide(text="dog " * 50)["input_ids"][0]) == 20
     plain = SupCLAPProcessor.from_encoders(audio, folder, caption_prefix="")
     np.testing.assert_allclose(sentence_vectors(model, plain), encoder.encode(TEXTS, prompt=""), atol=1e-5)
 

@@ -15,7 +15,8 @@ from recordings import tone_rows
 
 from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
 from modeling_supclap.evaluation.results import SCHEMA, score
-from modeling_supclap.model_card import Origin, citations, is_untouched, model_card, write_card
+from modeling_supclap.model_card import Origin, citations, is_untouched, model_card, push_to_hub, write_card
+from modeling_supclap.model_card import card as card_module
 from modeling_supclap.model_card.facts import CardFacts
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
@@ -73,11 +74,12 @@ def test_metadata(tmp_path, monkeypatch, text, license, base):
     assert data.language == ["en", "fr", "qaa"]
     assert (data.library_name, data.pipeline_tag) == ("transformers", "zero-shot-audio-classification")
     assert data.datasets == ["user/sounds"]  # not a name that is no dataset of the Hub
-    assert {"supclap", "esc"} <= set(data.tags)
     assert {(result.metric_name, result.metric_value) for result in data.eval_results} == {
         ("text to audio R@1", 0.5), ("audio to text R@1", 0.4),
     }  # fmt: skip
     assert data.model_name == "tiny"
+    assert data.tags == ["audio", "audio-text-retrieval", "contrastive-learning", "esc", "supclap"]
+    assert (data.get("license_name"), data.get("license_link")) == (None, None)
 
 
 def test_the_card_forbids_commercial_use_of_sonar(tmp_path, monkeypatch):
@@ -114,6 +116,28 @@ def test_the_text_describes_the_run(model):
         "random initialisation",
     ):
         assert told in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"loss": "infonce", "svr": "none"}, "InfoNCE in both directions."),
+        (
+            {"loss": "kcl", "svr": "bi-static"},
+            "1-to-K contrastive learning (KCL) with Support Vector Regularization (bi-static).",
+        ),
+        ({"loss": "siglip"}, "SigLIP's sigmoid loss."),
+        (
+            {"loss": "infonce", "svr": "within-modality"},
+            "InfoNCE in both directions, with contrast within each modality.",
+        ),
+        ({"loss": "new"}, "A contrastive objective."),
+        ({"objective": "my_losses:Loss"}, "The custom objective `my_losses:Loss`."),
+        ({"stage": "b", "objective": "x"}, "TeminAL's temporal objective."),
+    ],
+)
+def test_the_objective_is_named(model, arguments, sentence):
+    assert sentence in model_card(facts(model, arguments=arguments)).text
 
 
 def test_a_post_training_counts_pairs(model):
@@ -179,7 +203,8 @@ def test_an_unknown_license_is_left_open(tmp_path, monkeypatch):
     builders.supclap_model().text_model.save_pretrained("someone/text")
     CEDModel(builders.ced_config()).save_pretrained("mispeech/ced-mini")
     card = model_card(facts(SupCLAPModel.from_encoders("mispeech/ced-mini", "someone/text", projection_dim=16)))
-    assert (card.data.license, card.data.license_name) == ("other", "licenses-of-its-parts")
+    license = card.data.license, card.data.license_name, card.data.license_link
+    assert license == ("other", "licenses-of-its-parts", "README.md")
     assert re.search(r"not stated.*someone/text", card.text)
 
 
@@ -203,8 +228,19 @@ def test_the_methods_that_were_used_are_cited(model, arguments, keys):
 
 def test_no_source_is_needed_to_cite_a_tower():
     assert "duquenne2023sonar" in citations({}, [Origin("text tower", "m2m_100")])
-    for layout, key in (("GLAP", "dinkel2025glap"), ("MS-CLAP 2023", "elizalde2023natural")):
-        assert key in citations({}, [Origin("audio tower", "ced", layout=layout)])
+    by_layout = {
+        "GLAP": ["dinkel2024dasheng", "dinkel2025glap"],
+        "Dasheng": ["dinkel2024dasheng"],
+        "MS-CLAP 2022": ["elizalde2022clap"],
+        "MS-CLAP 2023": ["elizalde2023natural"],
+        "LAION-CLAP, authors' file": ["wu2022laion"],
+        "CLAP, Hub": ["wu2022laion"],
+    }
+    for layout, keys in by_layout.items():
+        assert citations({}, [Origin("audio tower", "other", layout=layout)]) == ["yan2024bridging", *keys]
+    for kind, key in (("ced", "dinkel2023ced"), ("cnn14", "kong2020panns"), ("naflex", "ilharco2021openclip")):
+        assert citations({}, [Origin("audio tower", kind)]) == ["yan2024bridging", key]
+    assert citations({}, [Origin("text tower", "bert", source="x/LaBSE")]) == ["yan2024bridging", "feng2020labse"]
 
 
 @pytest.mark.parametrize("kind", ["bert", "sonar"])
@@ -295,6 +331,46 @@ def test_another_process_writes_nothing(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
     trainer.create_model_card()
     assert not (tmp_path / "run" / "README.md").exists()
+
+
+@pytest.mark.parametrize("has_card", [False, True])
+def test_a_card_is_pushed_before_the_model_unless_there_is_one(monkeypatch, has_card):
+    calls = []
+
+    class Api:
+        def __init__(self, token):
+            calls.append(token)
+
+        def create_repo(self, repo_id, **options):
+            calls.append((repo_id, options))
+
+        def file_exists(self, *place):  # on the main branch, whose card transformers copies to the others
+            assert place == ("someone/plain", "README.md")
+            return has_card
+
+        def upload_file(self, path_or_fileobj, **place):
+            calls.append((path_or_fileobj.decode(), place))
+
+    model, processor = builders.pair()
+    processor.feature_extractor.sampling_rate = rate_hz = 32000
+    monkeypatch.setattr(card_module, "HfApi", Api)
+    for part in (model, processor):
+        name = type(part).__name__
+        push = lambda *words, name=name, **options: calls.append((name, *words, options)) or f"commit of {name}"  # noqa: E731
+        monkeypatch.setattr(part, "push_to_hub", push)
+    options = {"token": "hf_x", "private": True, "revision": "v2"}
+    assert push_to_hub(model, processor, "someone/plain", **options) == "commit of SupCLAPModel"
+    token, created, *cards, first, second = calls
+    assert (token, created) == ("hf_x", ("someone/plain", {"private": True, "exist_ok": True}))
+    assert (first, second) == tuple((name, "someone/plain", options) for name in ("SupCLAPProcessor", "SupCLAPModel"))
+    expected = model_card(CardFacts(model, "plain", "someone/plain", sampling_rate_hz=rate_hz)).content
+    place = {"path_in_repo": "README.md", "repo_id": "someone/plain"}
+    assert cards == ([] if has_card else [(expected, place)])
+    calls.clear()
+    own = facts(model)
+    push_to_hub(model, processor, "someone/plain", own)
+    assert calls[:2] == [None, ("someone/plain", {"private": None, "exist_ok": True})]
+    assert has_card or calls[2] == (model_card(own).content, place)
 
 
 PUSHER = """

@@ -79,8 +79,13 @@ def test_facts_recorded_by_a_recipe(trainer, tmp_path):
     (folder / "results.json").write_text(json.dumps(own))
     (folder / "clotho" / "results.json").write_text(json.dumps({"schema": SCHEMA}))
     (folder / "stage_a" / "results.json").write_text('{"test": {}}')
+    (folder / "a").mkdir()
+    (folder / "a" / "results.json").write_text("[1]")
     facts = facts_of_run(trainer)
     assert facts.dataset == ["esc50"]
+    assert facts_of_run(trainer, []).results == facts_of_run(trainer, []).dataset == []
+    of_two = {**own, "protocol": {"origin": "esc50+user/sounds"}}
+    assert facts_of_run(trainer, [of_two]).dataset == ["esc50", "user/sounds"]
     assert facts.arguments["text_encoder"] == "LaBSE"
     assert not {"data_dir", "lora_rank"} & facts.arguments.keys()
     assert facts.results == [own, {"schema": SCHEMA}]
@@ -106,7 +111,13 @@ def test_licenses_are_counted(make):
     rows = [{"license": license} for license in ("CC-BY", "CC0", "", "CC-BY")]
     assert list(count_licenses(make(rows)).items()) == [("CC-BY", 2), ("CC0", 1), ("not stated", 1)]
     assert count_licenses([{"clip_id": "pair 0"}]) == {"not stated": 1}
-    assert count_licenses(None) == {}
+    assert count_licenses(None) == count_licenses([]) == {}
+    assert count_licenses([{"license": None}, {}, {"license": "CC0"}]) == {"CC0": 1, "not stated": 2}
+
+    class Stream(list):
+        licenses = {"CC0": 1, "": 3, "not stated": 2}  # noqa: RUF012
+
+    assert count_licenses(Stream("abc")) == {"not stated": 5, "CC0": 1}
 
 
 @pytest.mark.parametrize(
@@ -159,8 +170,13 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     assert code_commit() == commit
     (tmp_path / "code.py").write_text("changed")
     assert code_commit() == f"{commit} with local changes"
+    (tmp_path / ".git" / "HEAD").write_text("damaged")
+    assert code_commit() == ""
+    monkeypatch.setenv("PATH", str(tmp_path))  # without git
+    assert code_commit() == ""
 
 
 def test_the_packages_of_a_run_are_those_that_it_wrote_down():
     assert card_facts.versions_of([{}, {"versions": {"torch": "1.0"}}]) == {"torch": "1.0"}
+    assert card_facts.versions_of([{"versions": {}}]) == card_facts.versions_of([])
     assert card_facts.versions_of([])["torch"] == sys.modules["torch"].__version__.split("+")[0]

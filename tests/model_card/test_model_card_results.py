@@ -66,7 +66,9 @@ def test_empty_results_have_no_scores(content):
 
 def test_tables_have_a_cell_for_every_number():
     table = format_card_scores([*get_card_scores(RETRIEVAL), *get_card_scores(OTHERS)])
-    assert table.startswith("In percent, with intervals of 90 %.\n\n| data | task")
+    assert table.startswith("In percent, with intervals of 90 %.\n\n| data | task | language | R@1 | R@5 |")
+    headings = [line for line in table.splitlines() if line.startswith("| data")]
+    assert headings[1:] == ["| data | task | language | top1 |", "| data | task | language | accuracy |"]
     cells = " | ".join(f"{value}.0; chance 5.0" for value in (41, 51, 61, 71))
     assert f"| esc50, test | audio to text | fra | {cells} |" in table
     assert "| clotho, evaluation | text to audio | eng | 20.0 (15.0 to 25.0); chance 0.1 |  |  |  |" in table
@@ -93,6 +95,9 @@ def test_the_model_index_keeps_directions_languages_and_intervals_apart():
     assert len(keys) == len(found) == len(scores)
     (recall,) = [r for r in found if r.dataset_name == "clotho" and r.metric_type == "text_to_audio_r_at_1"]
     assert (recall.metric_value, recall.metric_args) == (0.2, {"interval": [0.15, 0.25], "confidence": 0.9})
+    assert (recall.task_type, recall.task_name) == ("audio-text-retrieval", "retrieval eng")
+    assert (recall.dataset_type, recall.dataset_config, recall.dataset_split) == ("clotho", "eng", "evaluation")
+    assert {r.task_name for r in found if r.task_type != recall.task_type} == {"zero-shot eng"}
     accuracies = {r.metric_type: r.metric_value for r in found if r.task_type == "zero-shot-audio-classification"}
     assert accuracies == {
         "accuracy": 0.6,
@@ -102,6 +107,14 @@ def test_the_model_index_keeps_directions_languages_and_intervals_apart():
     }
 
 
+def test_a_score_without_a_dataset_is_of_an_unknown_one():
+    each = CardScore("text to audio", "R@1", Score(("retrieval", "eng", "t2a", "R@1"), 1 / 3, 0.12344, 0.98765))
+    result = each.as_eval_result()
+    assert (result.dataset_name, result.dataset_type, result.metric_value) == ("unknown", "unknown", 0.3333)
+    assert (result.metric_args, result.dataset_split) == ({"interval": [0.1234, 0.9877], "confidence": None}, "test")
+    assert "| test | text to audio |  | 33.3 (12.3 to 98.8) |" in format_card_scores([each])
+
+
 def test_the_accuracy_of_a_probe_is_not_that_of_zero_shot_classification():
     """The Hub would show both as the accuracy of one task."""
     probe, zero_shot = (
@@ -109,4 +122,5 @@ def test_the_accuracy_of_a_probe_is_not_that_of_zero_shot_classification():
         for content in (PROBES, OTHERS)
     )
     assert (probe.task_type, zero_shot.task_type) == ("audio-classification", "zero-shot-audio-classification")
+    assert (probe.task_name, probe.dataset_config) == ("linear probe, logistic regression", None)
     assert (probe.metric_type, zero_shot.metric_type) == ("linear_probe_logistic_regression_top1", "accuracy")

@@ -15,10 +15,14 @@ WAVE = np.stack([0.5 * np.sin(np.arange(5000) / 9), 0.1 * np.cos(np.arange(5000)
 @pytest.mark.parametrize(
     ("name", "subtype"),
     [
+        ("a.wav", "PCM_U8"),
         ("a.wav", "PCM_16"),
         ("a.wav", "PCM_24"),
         ("a.wav", "FLOAT"),
+        ("a.wav", "PCM_32"),
         ("a.wav", "ULAW"),
+        ("a.wav", "ALAW"),
+        ("a.mp3", None),
         ("a.flac", None),
         ("a.ogg", None),
     ],
@@ -70,12 +74,20 @@ def test_the_waveform_of_a_part_has_its_peaks(tmp_path, suffix):
     soundfile.write(tmp_path / f"a.{suffix}", wave, 16000)
     drawing = draw_waveform(tmp_path / f"a.{suffix}", 8000, 2.5, 2.0)
     assert drawing.startswith("<svg xmlns=")
-    tops = [float(top) for top in re.findall(r"M\d+ ([\d.]+)V", drawing)]
-    assert len(tops) == 200
-    heights = 50 - np.array(tops)
+    assert 'viewBox="0 0 200 101" preserveAspectRatio="none"' in drawing
+    columns, tops, bottoms = np.array(re.findall(r"M(\d+) ([\d.]+)V([\d.]+)", drawing), float).T
+    assert columns.tolist() == list(range(200))
+    np.testing.assert_allclose(tops + bottoms, 101, atol=1e-6)
+    heights = 50 - tops
     assert heights[:48].max() < 1 < heights[60:140].min()  # silence, then sound from 3 to 4 s
     assert heights[152:].max() < 1
     assert heights.max() == pytest.approx(48, abs=0.1)
+
+
+def test_silence_is_a_line(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(16000), 16000)
+    drawing = draw_waveform(tmp_path / "a.wav", 8000, 0.0, 5.0)
+    assert set(re.findall(r"M\d+ ([^V]+)V([\d.]+)", drawing)) == {("50.0", "51.0")}
 
 
 def test_a_part_beyond_the_end_is_an_error(tmp_path):

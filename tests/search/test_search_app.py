@@ -15,6 +15,7 @@ import time
 from types import SimpleNamespace
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import soundfile
@@ -23,15 +24,17 @@ from huggingface_hub.constants import HF_HOME
 
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.languages import LANGUAGE_TABLE
 
 pytest.importorskip("lancedb", reason="the extra search is not installed")
 pytest.importorskip("gradio", reason="the extra search is not installed")
 
-from modeling_supclap.search import Searcher, SoundIndex
+from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import app as app_module
 from modeling_supclap.search import playback as playback_module
 from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_heading, render_hits, serve
-from modeling_supclap.search.playback import prune
+from modeling_supclap.search.playback import draw_waveform, prune
+from modeling_supclap.search.query import NOTHING
 from modeling_supclap.search.store import _checksums
 from modeling_supclap.search.tables import clock
 
@@ -59,9 +62,18 @@ def test_hits_have_their_time_and_an_escaped_name(searcher, folder):
     shown = render_hits(searcher, hits, searcher.embed("high"))
     assert "a &lt;b&gt; &amp; &#39;c&#39;.wav" in shown
     assert "<b>" not in shown
-    assert f"#t={hits[0].start_seconds:g}" in shown
+    assert f'src="recordings/a%20%3Cb%3E%20%26%20%27c%27.wav#t={hits[0].start_seconds:g}"' in shown
     assert shown.count("<audio") == 2
     assert 'viewBox="0 0 40.000 10"' in shown
+    assert "No indexed recording" in render_hits(searcher, [], searcher.embed("high"))
+
+
+def test_the_windows_of_a_strip_lie_side_by_side_up_to_the_end_of_the_recording(searcher):
+    hits = searcher.search("middle", k=9, within="other.flac")
+    shown = render_hits(searcher, hits, searcher.embed("middle"))
+    rectangles = re.findall(r'<rect x="([^"]+)" y="0" width="([^"]+)" height="10" fill="#', shown)
+    assert rectangles == [("0.000", "2.500"), ("2.500", "1.500"), ("4.000", "5.000")]
+    assert 'viewBox="0 0 9.000 10"' in shown
 
 
 def test_the_strips_of_a_page_can_be_compared(searcher, folder):
@@ -79,7 +91,67 @@ def test_strips_of_hits_that_do_not_stand_out_are_pale(searcher, monkeypatch):
     vector, hits = searcher.embed("high"), searcher.search("high", k=5)
     monkeypatch.setattr(Searcher, "background", lambda *_: hits[0].score)
     assert not searcher.stands_out(hits)
-    assert max(map(float, re.findall(r'fill-opacity="([^"]+)"', render_hits(searcher, hits, vector)))) < 0.3
+    opacities = map(float, re.findall(r'fill-opacity="([^"]+)"', render_hits(searcher, hits, vector)))
+    assert max(opacities) == pytest.approx(0.06 + 0.94 * 0.5**2, abs=1e-3)  # in the middle of the scale
+
+
+@pytest.mark.parametrize(
+    ("text", "is_noted"),
+    [("high", False), ("quarterly tax report", True), ("", False)],
+    ids=["sound", "none", "example"],
+)
+def test_a_text_that_does_not_stand_out_has_a_note(searcher, folder, tmp_path, text, is_noted):
+    soundfile.write(tmp_path / "example.wav", tone(60.0, 5.0), RATE)
+    shown = functions(searcher, folder)["find"](text, "eng", str(tmp_path / "example.wav"), 2.0, "", None, None)
+    assert (f"<p>{NOTHING}</p>" in shown) == is_noted
+    assert shown.count("<audio") == 2
+    assert f"Hits by {'text' if text else 'example'}." in shown
+
+
+def test_a_text_is_embedded_in_the_chosen_language(searcher, folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Searcher, "embed", lambda _, *query: asked.append(query) or np.eye(13)[0])
+    functions(searcher, folder)["find_in_all"]("la pluie", "fra", None, 1)
+    assert asked == [("la pluie", "fra")]
+
+
+def test_the_fields_of_the_page(searcher, folder):
+    page = make_page(searcher, folder)
+    fields = {}
+    for component in page.config["components"]:
+        props = component["props"]
+        fields[component["type"], props.get("label") or props.get("value")] = props
+
+    def of(kind, label, *names):
+        return tuple(fields[kind, label].get(name) for name in names)
+
+    assert of("textbox", "Sound to search for", "submit_btn", "scale", "min_width") == ("Search", 4, 260)
+    languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
+    assert of("dropdown", "Language", "choices", "value", "min_width") == (languages, "eng", 120)
+    assert of("accordion", "Example, filters, number of hits", "open") == (False,)
+    assert of("dropdown", "Folder", "choices", "value", "allow_custom_value") == ([("", "")], "", True)
+    for label in ("at least", "at most"):
+        assert of("number", f"Recordings of {label} (seconds)", "value", "minimum") == (None, 0)
+    slider = of("slider", "Number of hits", "minimum", "maximum", "value", "step")
+    assert slider == (1, 50, 5, 1)
+    assert of("button", "Search", "visible") == (True,)
+    assert of("button", "Run", "visible") == (False,)  # of the programs that call the page
+
+    names = {number: block.label for number, block in page.blocks.items() if getattr(block, "label", None)}
+    functions = {}
+    for each in page.config["dependencies"]:
+        outputs = [names.get(number) for number in each["outputs"]]
+        functions[each["api_name"]] = each["api_visibility"], [names[number] for number in each["inputs"]], outputs
+    query = ["Sound to search for", "Language", "Recording of a similar sound (its first 10 minutes are used)"]
+    numbers = ["Number of hits", "Folder", "Recordings of at least (seconds)", "Recordings of at most (seconds)"]
+    assert functions["search"] == ("public", [*query, numbers[0]], [None])
+    assert functions["find"] == ("private", [*query, *numbers], [None])
+    assert functions["find_similar"] == ("private", numbers, [None])
+    # a new text clears the example, and a new example the text
+    assert functions["lambda"] == ("private", [], [query[2]])
+    assert functions["lambda_1"] == ("private", [], [query[0]])
+    cleared = [each.fn() for each in page.fns.values() if each.api_name in ("lambda", "lambda_1")]
+    assert cleared == [None, ""]
 
 
 def test_the_recordings_may_have_moved(searcher, folder, tmp_path):
@@ -137,14 +209,22 @@ def test_indexed_recordings_are_served_and_nothing_else(page, folder):
     status, headers, body = get(page, "recordings/other.flac")
     assert (status, body) == (200, content)
     assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    drawing = draw_waveform(folder / "other.flac", RATE, 2.5, 5.0)
+    status, headers, body = get(page, "recordings/other.flac?waveform=2.5")
+    assert (status, headers["Content-Type"], body.decode()) == (200, "image/svg+xml", drawing)
     status, _, body = get(page, "recordings/other.flac", Range="bytes=2-5")
     assert (status, body) == (206, content[2:6])
     assert get(page, "recordings/a%20%3Cb%3E%20%26%20%27c%27.wav")[0] == 200
-    for name in (".env", "new.wav", "../outside.flac", "..%2Foutside.flac", "nothing.wav", "", "%00"):
+    missing = ".env", "new.wav", "../outside.flac", "..%2Foutside.flac", "nothing.wav", "", "%00"
+    for name in (*missing, "other.flac?waveform=x", "other.flac?waveform=inf", "other.flac?waveform=100"):
         assert get(page, f"recordings/{name}")[0] == 404
     for path in (folder / ".env", folder / "other.flac"):
         assert get(page, f"gradio_api/file={path}")[0] == 403
-    assert str(folder) not in get(page, "")[2].decode() + get(page, "config")[2].decode()
+    content = get(page, "")[2].decode() + get(page, "config")[2].decode()
+    assert str(folder) not in content
+    assert "system-ui" in get(page, "theme.css")[2].decode()
+    assert "fonts.googleapis" not in content + get(page, "theme.css")[2].decode()  # no fonts to download
+    assert ".hit" in page.css
     (folder / "other.flac").rename(folder / "away.flac")
     assert get(page, "recordings/other.flac")[0] == 404
     (folder / "away.flac").rename(folder / "other.flac")
@@ -288,14 +368,16 @@ def test_only_the_beginning_of_an_example_is_read(searcher, folder, tmp_path, mo
         assert stops[-1] == stop * RATE
 
 
-def test_files_of_killed_pages_are_deleted_by_the_next_one(searcher, folder, scratch):
+def test_files_of_killed_pages_are_deleted_by_the_next_one(searcher, folder, scratch, monkeypatch):
     old, new = scratch / "page" / "uploads" / "x" / "old.wav", scratch / "page" / "uploads" / "y" / "new.wav"
     for path in (old, new):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"a sound")
     for path in (old, old.parent, new.parent):
         os.utime(path, (time.time() - 3700,) * 2)
+    monkeypatch.delenv("GRADIO_TEMP_DIR")
     launch_page(searcher, folder, server_port=free_port()).close()
+    assert os.environ["GRADIO_TEMP_DIR"] == str(scratch / "page" / "uploads")
     assert not old.exists()
     assert new.exists()
     os.utime(old.parent, (time.time() - 3700,) * 2)
@@ -353,7 +435,11 @@ def test_hits_similar_to_a_hit_are_found(searcher, folder):
     assert "Hits by similarity to a &lt;b&gt; &amp; &#x27;c&#x27;.wav 00:20.0" in shown
     (start,) = re.findall(r'data-start="([^"]+)"', shown)
     assert 17.5 <= float(start) <= 22.5
+    (row,) = tables_of(shown)[0]
+    assert row["query"] == "a <b> & 'c'.wav 00:20.0"
     assert "other.flac" in similar(SimpleNamespace(file="other.flac", start=0.0, end=5.0), 1, "", None, None)
+    answer = similar(SimpleNamespace(file="new.flac", start=0.0, end=5.0), 1, "", None, None)
+    assert answer == "<p>new.flac is not an indexed recording; search again</p>"
 
 
 def test_hits_are_filtered_by_folder_and_length(tmp_path):
@@ -379,17 +465,23 @@ def test_hits_are_filtered_by_folder_and_length(tmp_path):
     assert [value for _, value in menu.choices] == ["", "site", "site/day 2"]
 
 
+def tables_of(shown):
+    """Return the rows of the two tables to download: of the CSV table, and of the selection table."""
+    tables = [unquote(html.unescape(text)) for text in re.findall(r'href="data:[^,]+,([^"]*)"', shown)]
+    return list(csv.DictReader(io.StringIO(tables[0]))), list(csv.DictReader(io.StringIO(tables[1]), delimiter="\t"))
+
+
 def test_the_hits_on_the_page_are_tables_to_download(searcher, folder):
     shown = make_page(searcher, folder).fns[0].fn("high", "eng", None, 4)
     hits = searcher.search("high", k=4)
-    tables = [unquote(html.unescape(text)) for text in re.findall(r'href="data:[^,]+,([^"]*)"', shown)]
-    rows = list(csv.DictReader(io.StringIO(tables[0])))
+    rows, selections = tables_of(shown)
     assert [(row["query"], row["file"], float(row["start_seconds"])) for row in rows] == [
         ("high", hit.file, hit.start_seconds) for hit in hits
     ]
-    selections = list(csv.DictReader(io.StringIO(tables[1]), delimiter="\t"))
     assert len(selections) == 4
     assert {selection["Begin Path"] for selection in selections} == {hit.file for hit in hits}
+    assert {selection["High Freq (Hz)"] for selection in selections} == {"8000"}  # half of the sampling rate
+    assert re.findall(r'<a download="([^"]+)"[^>]*>(\w+)<', shown) == [("hits.csv", "CSV"), ("hits.txt", "Raven")]
 
 
 def test_a_text_beside_an_example_is_answered_and_named(searcher, folder):
@@ -404,13 +496,18 @@ def test_a_text_beside_an_example_is_answered_and_named(searcher, folder):
 def test_only_searchable_files_are_counted_and_the_others_are_listed(tmp_path):
     root = tmp_path / "sounds"
     root.mkdir()
-    soundfile.write(root / "good.wav", tone(250.0, 6.0), RATE)
-    (root / "bad <1>.wav").write_bytes(b"no sound")
-    build(PitchModel(), root)
-    heading = render_heading(Searcher(tmp_path / "index", load_embedding_model(PitchModel())), root)
-    assert "<p>1 files in sounds, searched by PitchModel</p>" in heading
-    assert "1 more cannot be searched" in heading
-    assert "bad &lt;1&gt;.wav" in heading
+    for name in ("good.wav", "also good.wav", "good too.wav"):
+        soundfile.write(root / name, tone(250.0, 6.0), RATE)
+    for name in ("bad <1>.wav", "a.wav"):
+        (root / name).write_bytes(b"no sound")
+    model = load_embedding_model(PitchModel(), name=str(tmp_path / "runs" / "final"))
+    build_index(model, root, tmp_path / "index", show_progress_bar=False)
+    heading = render_heading(Searcher(tmp_path / "index", model), root)
+    assert "<p>3 files in sounds, searched by final</p>" in heading
+    assert "<summary>2 more cannot be searched</summary>" in heading
+    first, second = re.findall("<li>(.*)</li>", heading)
+    assert first.startswith("a.wav: a.wav (8 bytes)")
+    assert second.startswith("bad &lt;1&gt;.wav: bad &lt;1&gt;.wav (8 bytes)")
     assert str(tmp_path) not in heading
 
 
@@ -443,6 +540,42 @@ def test_a_used_port_is_found_before_the_model_is_loaded(folder, monkeypatch):
             serve(folder.parent / "index", port=port)
     with pytest.raises(OSError, match=r"203\.0\.113\.1"):
         serve(folder.parent / "index", host="203.0.113.1")
+
+
+def test_the_page_is_served_with_the_options_of_the_command(folder, monkeypatch, capsys):
+    calls = []
+
+    class Page:
+        share_url, local_url = None, "http://127.0.0.1:7861/"
+
+        def block_thread(self):
+            calls.append("blocked")
+
+    def launch(searcher, recordings, **options):
+        calls.append((searcher.index.folder, recordings, options))
+        return Page()
+
+    def load(model, **options):
+        calls.append((model, options))
+        return load_embedding_model(PitchModel())
+
+    monkeypatch.setattr("modeling_supclap.evaluation.load_embedding_model", load)
+    monkeypatch.setattr(app_module, "launch_page", launch)
+    index, port = folder.parent / "index", free_port()
+    serve(index, None, port, True, "cpu", "0.0.0.0", "org/model", True)
+    assert calls == [
+        ("org/model", {"device": "cpu", "trust_remote_code": True}),
+        (str(index), folder.resolve(), {"server_name": "0.0.0.0", "server_port": port, "share": True}),
+        "blocked",
+    ]
+    assert "http://127.0.0.1:7861/;" in capsys.readouterr().out
+    monkeypatch.setattr(Page, "share_url", "https://x.gradio.live")
+    serve(index, folder.parent, port)
+    assert calls[-3:-1] == [
+        ("PitchModel", {"device": None, "trust_remote_code": False}),
+        (str(index), folder.parent.resolve(), {"server_name": "127.0.0.1", "server_port": port, "share": False}),
+    ]
+    assert "https://x.gradio.live;" in capsys.readouterr().out
 
 
 def free_port():

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from threading import Barrier
 
 import fsspec
 import numpy as np
@@ -15,6 +17,7 @@ from fake_models import PITCHES, RATE, PitchModel, build, tone
 
 from modeling_supclap import encoding
 from modeling_supclap.audio_input import Recording
+from modeling_supclap.datasets_scripts import progress
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError
 from modeling_supclap.encoding import AudioChunks
@@ -31,7 +34,10 @@ pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra 
 def test_only_new_or_changed_files_are_read_again(fake_model, folder):
     build(fake_model, folder)
     fake_model.num_encoded = 0
-    report = build(fake_model, folder, window_seconds=5)  # as 5.0
+    renamed = load_embedding_model(fake_model, name="copy")  # with an equal fingerprint
+    index = folder.parent / "index"
+    report = build_index(renamed, folder, index, window_seconds=5, show_progress_bar=False)  # as 5.0
+    assert SoundIndex(index).about["model"] == "PitchModel"
     assert (report.added, report.changed, report.removed, report.unchanged, fake_model.num_encoded) == (0, 0, 0, 3, 0)
 
     soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
@@ -62,6 +68,48 @@ def test_a_channel_is_indexed_and_kept(fake_model, tmp_path):
         build_index(model, tmp_path / "sounds", tmp_path / "index1", **options)
     report = build_index(model, tmp_path / "sounds", tmp_path / "index0", channel=0, **options)
     assert report.unchanged == 2
+
+
+def test_a_report_says_what_is_in_the_index():
+    report = index_module.IndexReport(1, 2, 3, 4, 500, {"a.wav": "no sound", "b.wav": "silent"}, 6.25, 0.953)
+    assert str(report).splitlines() == [
+        "1 files added, 2 changed, 3 removed, 4 unchanged",
+        "500 windows in the index (6.2 s)",
+        "the approximate index finds 95.3 % of the ten best windows",
+        "cannot read a.wav: no sound",
+        "cannot read b.wav: silent",
+    ]
+    assert str(index_module.IndexReport()).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "asked", "expected"), [(3, None, 3), (64, None, 8), (None, None, 1), (3, 0, 1), (3, 9, 9)]
+)
+def test_files_are_read_by_a_thread_per_core(fake_model, folder, monkeypatch, cores, asked, expected):
+    model, found = load_embedding_model(fake_model), []
+    embed = model.chunk_embeddings
+
+    def record(recordings, **options):
+        found.append((options["num_workers"], options["batch_size"]))
+        return embed(recordings, **options)
+
+    monkeypatch.setattr(index_module.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(model, "chunk_embeddings", record)
+    build_index(model, folder, folder.parent / "index", num_workers=asked, show_progress_bar=False)
+    assert found == [(expected, 32)]
+
+
+@pytest.mark.parametrize(("shown", "rank"), [(True, 0), (False, 0), (True, 1)])
+def test_the_progress_of_the_first_process_is_shown(fake_model, folder, monkeypatch, capsys, shown, rank):
+    build(fake_model, folder)
+    monkeypatch.setattr(progress, "FIRST_LOG_SECONDS", 0.0)
+    model = load_embedding_model(fake_model)
+    for name in ("a", "b"):  # of two processes, one each
+        soundfile.write(folder / f"0{name}.wav", tone(PITCHES["low"], 1.0), RATE)
+    build_index(model, folder, folder.parent / "index", show_progress_bar=shown, process=(rank, 2))
+    found = capsys.readouterr().err
+    assert ("indexing: 1 of 1 files" in found) == (shown and not rank)
+    assert bool(found) == (shown and not rank)
 
 
 def everything(path):
@@ -392,6 +440,31 @@ def test_new_files_are_written_by_windows_and_nothing_is_deleted(tmp_path, monke
     assert store.windows.count_rows() == store.files.count_rows() == count + 50
 
 
+def test_many_files_are_removed_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "_NAMES_AT_ONCE", 2)
+    store = SoundIndex(tmp_path / "index", 16)
+    store.replace(list(short_files(7)))
+    store.remove([f"{number:06d}.wav" for number in range(1, 6)])
+    assert sorted(store.known_files()) == ["000000.wav", "000006.wav"]
+    assert store.windows.count_rows() == 2
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_equal_scores_are_in_order_of_file_and_time(tmp_path, exact):
+    store = SoundIndex(tmp_path / "index", 4)
+    same, starts = np.eye(4, dtype=np.float32)[[0, 0, 1]], np.array([5.0, 0.0, 10.0])
+    for name in ("c.wav", "a.wav", "b.wav"):
+        chunks = AudioChunks(same, starts, starts + 5)
+        store.replace([store_module.IndexedFile(name, store_module.Stamp(1, 1, 1), name, chunks)])
+    found = store.nearest([1.0, 0.5, 0.0, 0.0], 5, exact=exact)
+    places = [("a.wav", 0.0), ("a.wav", 5.0), ("b.wav", 0.0), ("b.wav", 5.0), ("c.wav", 0.0)]
+    assert [(row["file"], row["start_seconds"]) for row in found] == places
+    assert found[0] == {"file": "a.wav", "start_seconds": 0.0, "end_seconds": 5.0, "score": 1.0}
+    assert store.nearest([1.0, 0.0, 0.0, 0.0], 5, [], exact) == []
+    assert len(store.nearest([1.0, 0.0, 0.0, 0.0], 99, ["a.wav", "c.wav"], exact)) == 6
+    assert {row["duration_seconds"] for row in store.known_files().values()} == {15.0}
+
+
 def test_a_slow_model_writes_before_all_windows_are_there(monkeypatch):
     clock = iter(range(0, 10_000, 7))
     monkeypatch.setattr(index_module.time, "monotonic", lambda: next(clock))
@@ -414,8 +487,22 @@ def test_fragments_are_merged_when_they_have_doubled(fake_model, tmp_path, monke
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_several_processes_share_the_files(fake_model, folder, processes):
-    for rank in range(processes):
-        build(fake_model, folder, process=(rank, processes))
+    barrier = Barrier(processes, timeout=60)
+
+    def run(rank):
+        return build(fake_model, folder, process=(rank, processes), barrier=barrier.wait)
+
+    with ThreadPoolExecutor(processes) as pool:
+        report, *others = pool.map(run, range(processes))
+    assert (report.added, report.unchanged, report.windows) == (3, 0, 28)
+    assert {(other.added, other.windows) for other in others} == {(0, 0)}
+    assert min(other.seconds for other in others) > 0
+    (folder / "short.ogg").unlink()
+    with ThreadPoolExecutor(processes) as pool:
+        report, *others = pool.map(run, range(processes))
+    assert (report.removed, report.unchanged) == (1, 2)
+    soundfile.write(folder / "short.ogg", tone(PITCHES["low"], 1.0), RATE)
+    build(fake_model, folder)
     whole = build_index(load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False)
     assert whole.added == 3
     assert everything(folder.parent / "index") == everything(folder.parent / "whole")
@@ -459,6 +546,8 @@ def test_a_second_site_with_equal_names_is_refused(fake_model, folder, is_mounte
         soundfile.write(site / name, tone(PITCHES[pitch], 3.0), RATE)
     if not is_mounted:  # as the card of the first recorder
         folder.rename(folder.parent / "card")
+        # the third recording is the same at both
+        shutil.copy(folder.parent / "card" / "short.ogg", site / "short.ogg")
     with pytest.raises(ValueError, match=f"{folder}, not of {site}.*--index"):
         index_folder(fake_model, site, folder.parent / "index")
     assert everything(folder.parent / "index") == before
@@ -482,6 +571,7 @@ def test_a_copy_beside_the_indexed_folder_is_refused(fake_model, folder):
 def test_a_folder_that_moved_keeps_its_embeddings_and_is_found(fake_model, folder, leaves_empty_folder):
     (folder / "broken.wav").write_bytes(b"no sound")
     build(fake_model, folder)
+    about = SoundIndex(folder.parent / "index").about
     new = folder.parent / "new place"
     shutil.copytree(folder, new)  # with other times
     shutil.rmtree(folder)
@@ -492,11 +582,31 @@ def test_a_folder_that_moved_keeps_its_embeddings_and_is_found(fake_model, folde
     fake_model.num_encoded = 0
     report = index_folder(fake_model, new, folder.parent / "index")
     assert (report.added, report.removed, report.unchanged, fake_model.num_encoded) == (1, 1, 2, 2)
+    stored = SoundIndex(folder.parent / "index").about
+    assert stored == {**about, "folder": str(new)}
     assert str(folder) not in str(report)  # nor in the reason why a file is unreadable
     assert report.unreadable["broken.wav"].startswith("broken.wav (8 bytes)")
     searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
     assert find_recordings(searcher) == new.resolve()
     assert searcher.search("high", k=1)[0].file in ("added.wav", "long.wav")
+
+
+def test_half_of_the_recordings_suffice_to_recognise_a_folder_that_moved(fake_model, folder):
+    (folder / "short.ogg").unlink()
+    build(fake_model, folder)
+    new = folder.rename(folder.parent / "new place")
+    soundfile.write(new / "long.wav", tone(PITCHES["middle"], 3.0), RATE)
+    report = index_folder(fake_model, new, folder.parent / "index")
+    assert (report.changed, report.unchanged) == (1, 1)
+
+
+def test_an_index_without_a_channel_in_its_metadata_is_of_all_channels(fake_model, folder):
+    build(fake_model, folder)
+    about = SoundIndex(folder.parent / "index").about
+    SoundIndex(folder.parent / "old", 13, {key: value for key, value in about.items() if key != "channel"})
+    assert index_folder(fake_model, folder, folder.parent / "old").added == 3
+    with pytest.raises(ValueError, match="has channel None, not '0'; use another, or delete it"):
+        build_index(load_embedding_model(fake_model), folder, folder.parent / "old", channel=0)
 
 
 def test_a_recording_without_permission_is_listed_and_the_others_are_indexed(fake_model, folder, monkeypatch):
@@ -574,6 +684,14 @@ def test_errors_of_writes_name_the_index(fake_model, folder, monkeypatch):
                 ValueError, match=rf"{folder.parent / 'index'}: lance error.*No space left.*if it is damaged"
             ):
                 build(fake_model, folder)
+
+    def fail_by_name(*_, **options):
+        raise RuntimeError(f"no space left for {folder.parent / 'index'}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "optimize", fail_by_name)
+        with pytest.raises(RuntimeError, match="no space left for"):
+            build(fake_model, folder)
     report = build(fake_model, folder)
     assert (report.windows, len(SoundIndex(folder.parent / "index").known_files())) == (23 + 4 + 1, 3)
 
@@ -589,14 +707,20 @@ def test_a_panic_of_the_store_is_named_and_interruptions_pass(tmp_path):
 
     with pytest.raises(ValueError, match=f"{tmp_path / 'index'} is damaged: index out of bounds; delete it"):
         store._read(lambda: fail(PanicException("index out of bounds")))
+    calls = iter([lambda: fail(OSError("replaced by another process")), lambda: "rows"])
+    assert store._read(lambda: next(calls)()) == "rows"
+    for error, reason in ((OSError("first line\nsecond"), "first line"), (KeyError(), r"KeyError\(\)")):
+        with pytest.raises(ValueError, match=f"is damaged: {reason}; delete it"):
+            store._read(lambda error=error: fail(error))
     for error in (KeyboardInterrupt, MemoryError):
         with pytest.raises(error):
             store._read(lambda error=error: fail(error()))
 
 
-def test_bad_arguments_are_refused(fake_model, folder, tmp_path):
-    with pytest.raises(ValueError, match=r"\b9\b"):
-        build(fake_model, folder, hop_seconds=9.0)
+def test_bad_arguments_are_refused(fake_model, folder, tmp_path, monkeypatch):
+    for hop_seconds in (9.0, 5.1, 0.0, -1.0):
+        with pytest.raises(ValueError, match=rf"hop_seconds is {hop_seconds}; .* at most window_seconds=5\.0"):
+            build(fake_model, folder, hop_seconds=hop_seconds)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         build_index(load_embedding_model(fake_model), tmp_path / "nowhere", tmp_path / "index")
     (tmp_path / "empty").mkdir()
@@ -605,6 +729,11 @@ def test_bad_arguments_are_refused(fake_model, folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing"):
         SoundIndex(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
+    with pytest.raises(FileNotFoundError, match="memory://nothing; create one"):
+        SoundIndex("memory://nothing")
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    with pytest.raises(ImportError, match=r"pip install 'supclap\[search\]'"):
+        SoundIndex(tmp_path / "index", 16)
 
 
 @pytest.mark.parametrize("dim", [16, 12])  # quantisation needs a multiple of 8
@@ -639,6 +768,17 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     store.replace([entry._replace(file="c.wav")])
     store.optimize()
     assert rebuilds
+
+
+def test_recall_is_the_share_of_the_ten_best_windows_that_are_found(tmp_path, monkeypatch):
+    store = SoundIndex(tmp_path / "index", 4)
+
+    def nearest(vector, limit, exact=False):
+        first = 0 if exact else vector[0]
+        return [{"file": "a.wav", "start_seconds": float(number)} for number in range(first, first + limit)]
+
+    monkeypatch.setattr(store, "nearest", nearest)
+    assert store.measure_recall([[-2], [3]]) == (8 + 7) / 20
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import query as query_module
 from modeling_supclap.search import store as store_module
-from modeling_supclap.search.query import BACKGROUND_TEXTS, Hit
+from modeling_supclap.search.query import BACKGROUND_TEXTS, Hit, without_overlaps
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="the extra search is not installed")
 
@@ -41,6 +41,9 @@ def test_a_text_that_no_recording_resembles_does_not_stand_out(fake_model, folde
     assert unrelated[0].score < 0.1
     assert not searcher.stands_out(unrelated)
     assert not searcher.stands_out([])
+    assert not searcher.stands_out([unrelated[0]._replace(score=searcher.background())])  # equal
+    searcher.index.remove(list(searcher.index.known_files()))
+    assert (searcher.search("high"), searcher.search("high", k=None), searcher.background()) == ([], [], 1.0)
 
 
 def test_the_background_is_that_of_the_newest_recordings(fake_model, folder, monkeypatch):
@@ -85,10 +88,40 @@ def test_exact_searches_are_exact_and_another_model_is_refused(fake_model, folde
     searcher.search("high", k=1)
     searcher.strip(searcher.embed("high"), "long.wav")
     assert (asked[0], asked[-2:]) == (True, [False, True])
+    background = searcher.background()
+    asked.clear()
+    assert (searcher.background(), asked) == (background, [])  # computed once
     other = load_embedding_model(fake_model)
     other.fingerprint = "another"
     with pytest.raises(ValueError, match=r"index was built with .*fingerprint"):
         Searcher(folder.parent / "index", other)
+
+
+def test_the_windows_of_a_recording_are_scored_in_order_of_time(fake_model, folder):
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    starts, scores = searcher.strip(searcher.embed("high"), "long.wav")
+    np.testing.assert_array_equal(starts, np.arange(23) * 2.5)
+    hits = searcher.search("high", k=99, within="long.wav", merge_overlaps=False)
+    assert dict(zip(starts, scores, strict=True)) == {hit.start_seconds: hit.score for hit in hits}
+    assert starts[scores.argmax()] in (30.0, 32.5)
+
+
+def test_the_model_is_loaded_on_the_device_and_with_the_trust_of_the_caller(fake_model, folder, monkeypatch):
+    build(fake_model, folder)
+    calls = []
+
+    def load(model, **options):
+        calls.append((model, options))
+        return load_embedding_model(fake_model)
+
+    monkeypatch.setattr("modeling_supclap.evaluation.load_embedding_model", load)
+    Searcher(folder.parent / "index")
+    Searcher(folder.parent / "index", "org/model", "cuda:1", True)
+    assert calls == [
+        ("PitchModel", {"device": None, "trust_remote_code": False}),
+        ("org/model", {"device": "cuda:1", "trust_remote_code": True}),
+    ]
 
 
 def test_a_text_is_embedded_in_its_language(fake_model, folder, monkeypatch):
@@ -101,7 +134,11 @@ def test_a_text_is_embedded_in_its_language(fake_model, folder, monkeypatch):
     )
     searcher.search("high", "fra")
     searcher.search("high")
-    assert languages == ["fra", "eng"]
+    searcher.index.remove(["long.wav"])
+    searcher.search_texts(["high", "low"], "deu")
+    assert languages == ["fra", "eng", "deu", "eng"]  # the background texts are English
+    searcher.search_texts(["high", "low"])
+    assert languages[4:] == ["eng"]
 
 
 def test_all_windows_of_an_audio_query_count(fake_model, folder):
@@ -135,8 +172,11 @@ def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
     assert {hit.file for hit in searcher.search("high", within="deep/middle's.flac")} == {"deep/middle's.flac"}
     with pytest.raises(ValueError, match=r"nowhere\.wav"):
         searcher.search("high", within="nowhere.wav")
-    with pytest.raises(ValueError, match="deep/middle's"):
-        searcher.search("high", within="middle's.flac")
+    with pytest.raises(ValueError, match=r"nowhere/middle's.*such as \"deep/middle's\.flac\"$"):
+        searcher.search("high", within="nowhere/middle's.flac")
+    for k in (0, -1):
+        with pytest.raises(ValueError, match=f"k is {k};"):
+            searcher.search("high", k=k)
     assert searcher.search(vector=searcher.embed("high"), k=3) == searcher.search("high", k=3)
     waveform = (np.zeros(9), RATE)
     for query, passed in (({"audio": waveform}, "query and audio"), ({"query": None}, "nothing")):
@@ -217,6 +257,8 @@ def test_a_threshold_returns_all_hits_above_it(searcher, monkeypatch, first_limi
     assert 3 < len(merged) < len(above)
     assert merged == searcher.search("low", k=len(merged))
     assert searcher.search("low", threshold=1.1) == []
+    equal = searcher.search("low", k=None, threshold=every[15].score, merge_overlaps=False)
+    assert equal == [hit for hit in every if hit.score >= every[15].score]
 
 
 def test_a_search_ends_at_the_first_window_below_the_threshold(searcher, monkeypatch):
@@ -229,6 +271,14 @@ def test_a_search_ends_at_the_first_window_below_the_threshold(searcher, monkeyp
     limits.clear()
     assert searcher.search("high", k=None, threshold=(scores[1] + scores[4]) / 2)
     assert limits == [4]
+    assert len(searcher.search("high", k=9, threshold=-1.0, merge_overlaps=False)) == 9
+    assert limits[1:] == [4, 16]
+    limits.clear()
+    assert len(searcher.search("high", k=None, threshold=-1.0, merge_overlaps=False)) == 28
+    assert limits == [4, 16, 64]
+    limits.clear()
+    assert len(searcher.search("low", k=2, within="long.wav")) == 2
+    assert limits == [2, 8]  # the best windows overlap
 
 
 def test_a_folder_is_searched_by_its_name(searcher):
@@ -279,6 +329,13 @@ def test_several_texts_are_answered_as_each_alone(searcher):
         assert answer.stands_out == searcher.stands_out(answer.hits)
     assert {answer.stands_out for answer in answers} == {True, False}
     assert [answer.stands_out for answer in searcher.search_texts(["low"], within="short.ogg")] == [True]
+
+
+def test_hits_that_touch_do_not_overlap():
+    first = Hit("a.wav", 10.0, 15.0, 0.9)
+    others = [Hit("a.wav", 5.0, 10.0, 0.8), Hit("a.wav", 15.0, 20.0, 0.7), Hit("b.wav", 11.0, 16.0, 0.6)]
+    between = [Hit("a.wav", 7.5, 12.5, 0.85), Hit("a.wav", 12.5, 17.5, 0.75), Hit("a.wav", 19.0, 24.0, 0.5)]
+    assert without_overlaps([first, between[0], others[0], between[1], *others[1:], between[2]]) == [first, *others]
 
 
 def test_an_encoder_of_texts_suffices_for_queries_by_text(searcher, fake_model):

@@ -50,13 +50,14 @@ def test_a_selection_table_has_the_columns_of_raven_and_is_in_order_of_time():
     assert to_raven([], "/sounds", 8000.0).rstrip("\n").split("\t") == heading
 
 
-def test_labels_have_one_file_per_recording(tmp_path):
+def test_labels_have_one_file_per_recording(tmp_path, monkeypatch):
     labels = to_audacity(ROWS)
     assert labels == {
         "b.flac": "0.000000\t5.000000\train\n",
         "site/a.wav": "2.500000\t7.250000\ta tab and a line\n12.500000\t17.500000\train\n",
     }
-    write_labels(labels, tmp_path / "labels")
+    monkeypatch.chdir(tmp_path)
+    write_labels(labels, "labels")
     assert (tmp_path / "labels" / "site" / "a.wav.txt").read_text(encoding="utf-8") == labels["site/a.wav"]
     assert (tmp_path / "labels" / "b.flac.txt").is_file()
 
