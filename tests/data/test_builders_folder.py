@@ -104,5 +104,9 @@ def test_the_error_of_an_empty_dataset_lists_the_reasons(tmp_path):
     made = clotho(tmp_path / "clotho")
     for table in (tmp_path / "clotho").glob("*.csv"):
         write_csv(table, [["file_name", "caption_1"], *([name, " "] for name in CLOTHO_NAMES)])
-    with pytest.raises(ValueError, match=r"Clotho.*15"):
+    with pytest.raises(ValueError, match=r"Clotho: no clips left in .*/clotho: \{'empty caption': 15\}"):
+        Clotho(cache_dir=str(tmp_path / "cache"), **made.config).download_and_prepare()
+    for table in (tmp_path / "clotho").glob("*.csv"):
+        write_csv(table, [["file_name", "caption_1"]])
+    with pytest.raises(ValueError, match=r"Clotho: no clips left in .*/clotho: it lists none"):
         Clotho(cache_dir=str(tmp_path / "cache"), **made.config).download_and_prepare()

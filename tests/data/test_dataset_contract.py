@@ -137,6 +137,10 @@ def test_more_than_five_missing_names_are_only_counted(load, caplog, tmp_path):
         builder = load("audio_folder", made)
     assert len(builder.report()["missing"]) == 6
     assert "6 audio missing; listed in" in caplog.text
+    made.audio[0].touch()
+    with caplog.at_level(logging.WARNING):
+        missing = load("audio_folder", made).report()["missing"]
+    assert f"5 audio missing ({', '.join(missing)}); listed in" in caplog.text
 
 
 @EACH_FOLDER

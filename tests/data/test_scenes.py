@@ -46,6 +46,14 @@ def test_no_two_splits_share_a_composition(scenes):
     assert {len(scene.events) for scene in scenes["test"]} == {1, 2, 3, 4}
 
 
+def test_one_sound_is_held_out_with_its_manner_and_several_without():
+    dog, loud_dog, rain = SceneEvent("dog", 1, ""), SceneEvent("dog", 1, "loud"), SceneEvent("rain", 2, "far")
+    alone = [Scene(((dog,),), ""), Scene(((loud_dog,),), ""), Scene(((dog,),), "hall")]
+    assert len({scene.composition for scene in alone}) == 3
+    together = [Scene(((dog, rain),), ""), Scene(((rain,), (loud_dog,)), ""), Scene(((dog,), (rain,)), "hall")]
+    assert len({scene.composition for scene in together}) == 1
+
+
 def test_more_clips_keep_the_first_ones(scenes):
     longer = find_builder("scenes")(**{**SIZES, "num_train": 250})._scenes
     assert longer["train"][:200] == scenes["train"]
@@ -202,6 +210,17 @@ def test_a_crop_of_a_recording_contains_its_sound(tmp_path):
         assert np.abs(sound).max() > 0.05 * np.abs(bark).max()
     with pytest.raises(ValueError, match=r"silent\.wav"):
         take("cat", 1000, rng)
+
+
+def test_a_short_recording_is_cropped_to_its_sound(tmp_path):
+    tone = np.r_[np.zeros(50), 0.04, -0.06, 0.5, 1.0, 0.1, 0.06, 0.04, np.zeros(50)]
+    soundfile.write(tmp_path / "click.wav", 0.5 * tone, 8000, subtype="FLOAT")
+    take = take_recorded({"click": [tmp_path / "click.wav"]}, 8000)
+    np.testing.assert_allclose(take("click", 1000, np.random.default_rng(0)), 0.5 * tone[51:56], atol=1e-6)
+    crops = [tuple(take("click", 2, np.random.default_rng(seed))) for seed in range(40)]
+    # around each sample, and whole at the edges
+    assert {round(2 * crop[0], 2) for crop in crops} == {-0.06, 0.5, 1.0, 0.1}
+    assert {len(crop) for crop in crops} == {2}
 
 
 def test_a_changed_table_of_recordings_changes_the_scenes(tmp_path):
