@@ -12,6 +12,7 @@ from recordings import ESC50Clip, write_esc50
 from modeling_supclap.datasets_scripts import find_builder, load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
 from modeling_supclap.datasets_scripts.builders.scenes import (
+    SCENES_VERSION,
     Placement,
     Scene,
     SceneEvent,
@@ -127,6 +128,28 @@ def test_the_event_is_at_the_position_in_its_row():
         assert level_db(samples[begin : begin + 6800]) > pause + 20
     assert level_db(samples[:4000]) < -45
     assert level_db(samples[28000:]) < -45
+
+
+def test_a_version_of_the_scenes_has_the_same_audio_in_all_releases():
+    """A change of the audio needs another SCENES_VERSION, because files with the old audio would be reused."""
+    builder = find_builder("scenes")(num_train=12, num_validation=0, num_test=0, duration_seconds=3.0)
+    projections = []
+    for index in range(12):
+        samples = builder.render("train", index)
+        vector = np.random.default_rng(0).standard_normal(len(samples))
+        projections.append(samples @ vector / np.linalg.norm(samples))  # on one random vector
+    assert SCENES_VERSION == 2
+    expected = [-0.131, 0.702, 0.018, 1.061, -0.525, 0.303, -1.321, -0.056, 0.519, -1.262, -0.626, -1.205]
+    np.testing.assert_allclose(projections, expected, atol=0.002)
+    captions, events = builder.describe("train", 2)
+    assert captions["eng"] == [
+        "A low bell ringing twice, followed by a low hum at low volume three times while a series of slow knocks "
+        "twice, in a large hall"
+    ]
+    times = {event["label"]: (event["onset_seconds"], event["offset_seconds"]) for event in events}
+    assert list(times) == ["low_bell", "low_hum", "slow_knocks"]
+    expected = [(0.1991, 1.3994), (1.7848, 2.9511), (1.6284, 2.7381)]
+    np.testing.assert_allclose(list(times.values()), expected, atol=1e-4)
 
 
 def test_manners_differ_in_level_and_spectrum():
