@@ -206,6 +206,7 @@ def test_a_folder_may_be_all_for_testing(folder, load):
     assert sizes_of(load(test_fraction=1.0, validation_fraction=0.0)) == {"test": 2}
     with pytest.raises(ValueError, match=r"\b2\b.*test_fraction"):
         load()
+    assert sizes_of(load(test_fraction=0.5, validation_fraction=0.5)) == {"validation": 1, "test": 1}
 
 
 @pytest.mark.parametrize(
@@ -610,6 +611,7 @@ def test_a_bad_table_is_refused(folder, load, lines, message):
         ({"columns": {"text": "caption"}}, r"\['text'\]"),
         ({"columns": "text"}, "columns.*'text'"),
         ({"test_fraction": 1.5}, r"test_fraction.*1\.5"),
+        ({"test_fraction": 0.6, "validation_fraction": 0.6}, r"validation_fraction is 0\.6 and test_fraction 0\.6"),
         ({"test_fraction": -0.1}, r"test_fraction.*-0\.1"),
         ({"validation_fraction": -0.1}, r"validation_fraction.*-0\.1"),
         ({"caption_language": "en"}, "caption_language.*'en'"),

@@ -157,7 +157,8 @@ def test_the_error_without_any_audio_lists_the_searched_names(name, make, load):
     for path in made.audio:
         path.unlink()
     total = sum(made.counts.values())
-    with pytest.raises(FileNotFoundError, match=rf"\b{total}\b.*\.wav"):
+    problem = rf"contains no audio, and none of the {total} recordings, such as .*\. Searched for .*\.wav"
+    with pytest.raises(FileNotFoundError, match=problem):
         load(name, made)
     dataset_folders.touch(made.table.parent, ["unrelated.mp3"])
     with pytest.raises(FileNotFoundError, match=r"unrelated\.mp3"):

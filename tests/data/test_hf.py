@@ -299,6 +299,22 @@ def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
         list(stream)
 
 
+def test_a_column_of_recordings_is_found_by_its_type_or_named():
+    rows = table(2, caption=["a", "b"], file_name=["x.wav", "y.wav"], clip_id=["p", "q"], events=["u", "v"])
+    read = as_rows(rows)
+    assert read["audio_path"] == ["0.wav", "1.wav"]  # not file_name
+    assert (read["clip_id"], read["events"]) == (["clip-000000", "clip-000001"], [[], []])
+    assert as_rows(rows.select([1]))["source"] == ["file:1.wav"]
+
+    both = table(2, caption=["a", "b"]).add_column("other", table(2, 7)["clip"]).cast_column("other", datasets.Audio())
+    with pytest.raises(ValueError, match=r"no column of recordings; set .* one of \['clip', 'caption', 'other'\]"):
+        as_rows(both)
+    assert as_rows(both, audio_column="other")["audio_path"] == ["7.wav", "8.wav"]
+    named = both.add_column("path", [None, None])
+    with pytest.raises(ValueError, match="column 'path' contains null"):
+        as_rows(named)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -492,9 +508,14 @@ def test_relative_paths_of_a_table_start_at_its_folder(tmp_path, column):
     for number in range(3):
         (tmp_path / "data" / "sounds" / f"{number}.wav").write_bytes(sound(number)["bytes"])
         lines.append(f"sounds/{number}.wav,tone {number}")
+    lines += ["sounds/gone.wav,gone", ",nothing"]
     (tmp_path / "data" / "train.csv").write_text("\n".join(lines))
     options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
-    rows = load_splits("hf", data_dir=str(tmp_path / "data"), audio_column=column, **options)["train"]
+    builder = load_builder("hf", data_dir=str(tmp_path / "data"), audio_column=column, **options)
+    *rows, gone = builder.as_dataset()["train"]
+    assert (gone["audio_path"], gone["audio"]) == ("sounds/gone.wav", {"bytes": None, "path": "sounds/gone.wav"})
+    assert builder.report()["missing"] == ["train-000004"]
+    assert len(rows) == 3
     for number, row in enumerate(rows):
         expected = soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0]
         np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
@@ -562,6 +583,7 @@ def test_captions_by_language_and_parts_of_recordings(tmp_path, streaming):
     options |= {"validation_fraction": 0, "test_fraction": 0}
     rows = list(load_splits("hf", data_dir=str(tmp_path), streaming=streaming, **options)["train"])
     assert [row["captions"] for row in rows] == captions
+    assert [row["source"] for row in rows] == ["file:0.wav"] * 2
     whole = np.concatenate([read_row(row, builders.RATE_HZ) for row in rows])
     np.testing.assert_array_equal(whole, soundfile.read(io.BytesIO(sound(0)["bytes"]), dtype="float32")[0])
 
