@@ -163,8 +163,8 @@ class Columns:
         self.of_field: dict[str, str] = {}
         by_name = {plain(name): name for name in reversed(self.names)}
         for name, usual in USUAL_NAMES.items():
-            found = [by_name[each] for each in usual if each in by_name]
-            if column := chosen.get(name, "".join(found[:1])):
+            found = next((by_name[each] for each in usual if each in by_name), None)
+            if column := chosen.get(name, found):
                 self.of_field[name] = column
         self._find_parts(chosen)
         self.captions: dict[str, str | None] = {**options.language_of_column}  # column -> language in its name
@@ -274,7 +274,7 @@ class Columns:
 
     def _read_labels(self, cell: Any) -> list[str]:
         cell = parse(cell)
-        if isinstance(cell, list | tuple):
+        if isinstance(cell, list):
             return self._clean(cell)
         labels, column = self._clean([cell]), self.of_field.get("labels")
         if labels and plain(column) in _SEVERAL_LABELS:

@@ -319,7 +319,7 @@ class SyntheticEvents(RowBuilder):
             if (self.config.limit is None or index < self.config.limit) and not path.exists():
                 with atomic_write(path) as unfinished:  # other processes never read a partial file
                     samples = self.render(split, index)
-                    soundfile.write(unfinished, samples, self.config.sampling_rate_hz, format="WAV", subtype="PCM_16")
+                    soundfile.write(unfinished, samples, self.config.sampling_rate_hz, format="WAV")
 
     def render(self, split: str, index: int) -> np.ndarray:
         """Render a clip; the same arguments produce the same samples."""

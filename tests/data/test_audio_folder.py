@@ -125,6 +125,11 @@ def test_several_lines_of_one_file_are_its_captions(folder, load):
     lines = [[name, text] for text in ("A", "B", "A") for name in NAMES]
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
     assert {tuple(row["captions"]["eng"]) for row in rows_of(load()).values()} == {("A", "B")}
+    lines = [[name, "C", "a;b", "", "CC0"] for name in NAMES] + [[name, "D", "b;c", "tape", ""] for name in NAMES[:3]]
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "labels", "source", "license"], *lines])
+    row = rows_of(load())["1.wav"]
+    assert (row["captions"]["eng"], row["labels"]) == (["C", "D"], ["a", "b", "c"])
+    assert (row["source"], row["license"]) == ("tape", "CC0")
 
 
 def test_captions_with_the_same_index_are_translations(folder, load):
@@ -201,6 +206,7 @@ def test_a_folder_may_be_all_for_testing(folder, load):
     assert sizes_of(load(test_fraction=1.0, validation_fraction=0.0)) == {"test": 2}
     with pytest.raises(ValueError, match=r"\b2\b.*test_fraction"):
         load()
+    assert sizes_of(load(test_fraction=0.5, validation_fraction=0.5)) == {"validation": 1, "test": 1}
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,16 @@ def test_a_single_table_may_have_any_name_if_columns_are_set(folder, load):
         load()
     rows = rows_of(load(audio_column="Datei", caption_column="Text"))
     assert {name: row["captions"]["eng"] for name, row in rows.items()} == {name: [f"sound {name}"] for name in NAMES}
+    for second in ("Zweite.csv", "tabellen/Zweite.csv"):
+        write_csv(folder / second, [["Nr"], [1]])
+        if "/" in second:
+            assert len(rows_of(load(columns={"file_name": "Datei"}, caption_columns=["eng=Text"]))) == 10
+        else:
+            with pytest.raises(FileNotFoundError, match=r"only Zweite\.csv, Übersicht\.csv"):
+                load(audio_column="Datei", caption_column="Text")
+        (folder / second).unlink()
+    write_csv(folder / "Übersicht.csv", [["file_name", "Text"], *([name, "A"] for name in NAMES)])
+    assert len(rows_of(load(caption_columns={"eng": "Text"}))) == 10
 
 
 def test_any_language_can_be_requested(folder, load):
@@ -264,6 +280,20 @@ def test_any_language_can_be_requested(folder, load):
         load()
     with pytest.raises(ValueError, match=r"caption_ita.*'ita'"):
         load(languages=["fra"])
+    row = rows_of(load(languages=["fra"], caption_language="ita"))["1.wav"]
+    assert row["captions"] == {"fra": ["B"]}
+
+
+def test_the_languages_of_the_columns_determine_the_encoding(folder, load):
+    polish = "dźwięk dzwonów na żółty dach"
+    lines = ["file_name;opis;text", *(f"{name};{polish};bells" for name in NAMES)]
+    (folder / "metadata.csv").write_bytes("\n".join(lines).encode("cp1250"))
+    options = {"caption_columns": ["pol=opis", "eng=text"], "languages": ["eng"]}
+    assert rows_of(load(**options))["1.wav"]["captions"] == {"eng": ["bells"]}
+    row = rows_of(load(caption_column="opis", caption_language="pol", languages=["eng", "pol"]))["1.wav"]
+    assert row["captions"] == {"eng": [], "pol": [polish]}
+    with pytest.raises(ValueError, match=r"metadata\.csv is not UTF-8"):
+        load(caption_column="text")
 
 
 def test_sub_folders_are_splits_with_their_own_tables(tmp_path, load):
@@ -289,7 +319,9 @@ def test_a_missing_recording_is_not_taken_from_another_folder(tmp_path, load):
 def test_captions_can_be_in_text_files_next_to_the_audio(folder, load):
     for name in NAMES[1:]:
         (folder / name).with_suffix(".txt").write_text(f"Sound {name}\n\nOr so\n", encoding="utf-8-sig")
-    (folder / "README.txt").write_text("About this folder")
+    for name in ("README.txt", "notes.md", "notes.md.txt"):
+        (folder / name).write_text("About this folder")
+    touch(folder, ["0.txt"])  # empty
     builder = load()
     rows = rows_of(builder)
     assert set(rows) == set(NAMES[1:])
@@ -297,6 +329,21 @@ def test_captions_can_be_in_text_files_next_to_the_audio(folder, load):
     assert builder.report()["left_out"] == {"no caption": ["0.wav"]}
     (folder / "3.txt").write_text("Changed")
     assert rows_of(load())["3.wav"]["captions"]["eng"] == ["Changed"]
+    (folder / "1.Table.1.selections.txt").write_text(RAVEN)
+    (folder / "1.txt").unlink()
+    rows = rows_of(load(languages=["fra"], caption_language="fra", caption_column="View"))
+    assert rows["3.wav"]["captions"] == {"fra": ["Changed"]}  # without this column
+    assert rows["1.wav"]["captions"] == {"fra": ["Spectrogram 1"]}
+
+
+def test_text_files_may_be_apart_from_the_recordings(folder, load, tmp_path):
+    touch(tmp_path / "sounds", [f"day/{name}" for name in NAMES])
+    for name in NAMES:
+        (folder / "day").mkdir(exist_ok=True)
+        (folder / "day" / name).with_suffix(".txt").write_text(f"Sound {name}")
+    rows = rows_of(load(audio_dir=str(tmp_path / "sounds")))
+    assert {row["clip_id"] for row in rows.values()} == {f"day/{name}" for name in NAMES}
+    assert rows["3.wav"]["audio_path"] == str(tmp_path / "sounds" / "day" / "3.wav")
 
 
 def test_sampling_depends_on_the_seed_and_keeps_recordings_together(folder, load):
@@ -389,7 +436,9 @@ def test_each_split_may_have_its_table(folder, load, place, caplog):
     assert builder.as_dataset()["test"]["clip_id"][:] == NAMES[8:]
     assert builder.report() == {"missing": [], "left_out": {}}
     touch(folder, [f"{place}train.tsv"])
-    with pytest.raises(ValueError, match=rf"{place}train\.csv, {place}train\.tsv"):
+    with pytest.raises(
+        ValueError, match=rf"several tables of the split train in one folder: {place}train\.csv, {place}train\.tsv;"
+    ):
         load()
     (folder / f"{place}train.tsv").unlink()
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)])
@@ -417,7 +466,7 @@ def test_two_paths_of_another_machine_with_one_end_are_missing(folder, load):
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
     assert sorted(load().report()["missing"]) == ["/disk/a/1.wav", "/disk/b/1.wav"]
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([f"s3://bucket/{name}x", "A"] for name in NAMES)])
-    with pytest.raises(FileNotFoundError, match=r"addresses.*embed --table"):
+    with pytest.raises(FileNotFoundError, match=r"such as s3://bucket/0\.wavx\. The addresses .*embed --table"):
         load()
 
 
@@ -562,6 +611,7 @@ def test_a_bad_table_is_refused(folder, load, lines, message):
         ({"columns": {"text": "caption"}}, r"\['text'\]"),
         ({"columns": "text"}, "columns.*'text'"),
         ({"test_fraction": 1.5}, r"test_fraction.*1\.5"),
+        ({"test_fraction": 0.6, "validation_fraction": 0.6}, r"validation_fraction is 0\.6 and test_fraction 0\.6"),
         ({"test_fraction": -0.1}, r"test_fraction.*-0\.1"),
         ({"validation_fraction": -0.1}, r"validation_fraction.*-0\.1"),
         ({"caption_language": "en"}, "caption_language.*'en'"),
@@ -573,13 +623,20 @@ def test_bad_settings_are_refused(folder, load, config, message):
 
 
 def test_a_folder_without_captions_or_with_too_many_tables_is_refused(folder, load):
-    with pytest.raises(FileNotFoundError, match=r"\.csv"):
+    with pytest.raises(FileNotFoundError, match=r"names of recordings \(one table in the top"):
         load()
+    write_csv(folder / "train_test.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)])
+    with pytest.raises(FileNotFoundError, match=r", only train_test\.csv: save it"):  # of one split or the other?
+        load()
+    (folder / "train_test.csv").rename(folder / "manifest.csv")  # of a prepared set, for example
+    with pytest.raises(FileNotFoundError, match=r", only manifest\.csv: save it"):
+        load()
+    (folder / "manifest.csv").unlink()
     touch(folder, ["data/train-00000-of-00001.parquet"])
     with pytest.raises(FileNotFoundError, match=r"data/train-00000-of-00001\.parquet"):
         load()
     touch(folder, ["metadata.csv", "metadata.jsonl"])
-    with pytest.raises(ValueError, match=r"metadata\.csv, metadata\.jsonl"):
+    with pytest.raises(ValueError, match=r"several tables in one folder: metadata\.csv, metadata\.jsonl;"):
         load()
 
 

@@ -92,17 +92,24 @@ def test_the_report_is_saved_with_the_rows(tmp_path, monkeypatch):
     assert path.parent == Path(again.cache_dir)
 
 
-def test_rows_may_go_elsewhere_than_to_the_cache(tmp_path):
+def test_rows_may_go_elsewhere_than_to_the_cache(tmp_path, caplog):
     made = clotho(tmp_path / "clotho")
+    made.audio[0].unlink()
     builder = Clotho(cache_dir=str(tmp_path / "cache"), **made.config)
     builder.download_and_prepare(output_dir=str(tmp_path / "out"), file_format="parquet")
     assert not list((tmp_path / "out").rglob(REPORT_NAME))
-    assert builder.report() == {"missing": [], "left_out": {}}
+    missing = f"development/{made.audio[0].name}"
+    assert builder.report() == {"missing": [missing], "left_out": {}}
+    assert caplog.messages == [f"Clotho: clips without a row: 1 audio missing ({missing}); listed in report()"]
 
 
 def test_the_error_of_an_empty_dataset_lists_the_reasons(tmp_path):
     made = clotho(tmp_path / "clotho")
     for table in (tmp_path / "clotho").glob("*.csv"):
         write_csv(table, [["file_name", "caption_1"], *([name, " "] for name in CLOTHO_NAMES)])
-    with pytest.raises(ValueError, match=r"Clotho.*15"):
+    with pytest.raises(ValueError, match=r"Clotho: no clips left in .*/clotho: \{'empty caption': 15\}"):
+        Clotho(cache_dir=str(tmp_path / "cache"), **made.config).download_and_prepare()
+    for table in (tmp_path / "clotho").glob("*.csv"):
+        write_csv(table, [["file_name", "caption_1"]])
+    with pytest.raises(ValueError, match=r"Clotho: no clips left in .*/clotho: it lists none"):
         Clotho(cache_dir=str(tmp_path / "cache"), **made.config).download_and_prepare()

@@ -12,6 +12,7 @@ import soundfile
 from prepared_sets import RATE_HZ, make_folder, sound
 
 from modeling_supclap.datasets_scripts import splits
+from modeling_supclap.datasets_scripts.audio import MissingDecoderError
 from modeling_supclap.datasets_scripts.overlap import check_overlap
 from modeling_supclap.datasets_scripts.overlap.check_overlap import (
     compare,
@@ -96,6 +97,24 @@ def test_file_names_are_not_shared_sources(tmp_path):
     report = compare(*sets, cache_dir=str(tmp_path / "cache"))
     assert report["shared_sources"] == {}
     assert report["copies"] == []
+
+
+def test_a_recording_that_is_gone_is_not_compared_but_a_missing_decoder_is_an_error(folder, monkeypatch, capsys):
+    path = folder / "esc-third" / "audio" / "2-9.wav"
+    path.rename(path.with_suffix(".gone"))
+    try:
+        report = compare(str(folder / "first"), str(folder / "third"), cache_dir=str(folder / "cache"))
+    finally:
+        path.with_suffix(".gone").rename(path)
+    assert report["not_compared"] == [[], [{"split": "train", "clip_id": "2-9", "source": "freesound:109"}]]
+    assert sorted(copy["second"]["clip_id"] for copy in report["copies"]) == ["1-8", "3-10"]
+
+    def read_row(row, rate_hz):
+        raise MissingDecoderError("install PyAV")
+
+    monkeypatch.setattr(check_overlap, "read_row", read_row)
+    assert run(folder, "first", "second") == 2
+    assert "error: install PyAV" in capsys.readouterr().err
 
 
 def clip(clip_id, split="train", source="s"):
@@ -255,6 +274,7 @@ def test_copies_of_a_folder_are_written_as_csv(library, tmp_path, capsys):
     assert "copies by sound: 1" in printed
     assert "copies with the same bytes: 3" in printed
     assert "3.wav | old/3.mp3" in printed
+    assert f"\n{'the same bytes':<40}  2.wav | =copy.wav\n" in printed
     assert "without fingerprint, too short, silent or unreadable: 3" in printed
     with (tmp_path / "copies.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

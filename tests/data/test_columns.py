@@ -63,6 +63,7 @@ def test_columns_that_are_named_win():
     }
     assert read(values, caption_column="title")["captions"] == {"eng": ["d"], "fra": ["c"]}
     assert read(values, caption_columns={"deu": "text"})["captions"] == {"deu": ["b"]}
+    assert read({"caption": "a", "a=b": "c"}, caption_columns="deu=a=b")["captions"] == {"deu": ["c"]}
     assert read(values, columns={"caption": "text", "source": "title"})["source"] == "d"
     assert read(values, columns={"end_seconds": "end"})["start_seconds"] is None
     assert read(values, columns={"start_seconds": ""})["end_seconds"] is None  # turned off
@@ -155,8 +156,17 @@ def test_events_are_read_from_objects_or_json():
 
 @pytest.mark.parametrize(
     "cell",
-    ["dog", 7, [7], [{"label": "a"}], [{**EVENT, "onset_seconds": -1}], [{**EVENT, "onset_seconds": 2}]]
-    + [[{**EVENT, "offset_seconds": "soon"}], [{**EVENT, "onset_seconds": math.nan}], [EVENT, None]],
+    [
+        "dog",
+        7,
+        [7],
+        [EVENT, None],
+        [{"label": "a"}],
+        [{**EVENT, "onset_seconds": -1}],
+        [{**EVENT, "onset_seconds": 2}],
+        [{**EVENT, "onset_seconds": math.nan}],
+        [{**EVENT, "offset_seconds": "soon"}],
+    ],
 )
 def test_events_that_are_not_clear_are_refused(cell):
     with pytest.raises(ValueError, match=r"a\.csv, line 2: events is .*; expected a list of objects with label"):

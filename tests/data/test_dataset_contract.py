@@ -137,6 +137,10 @@ def test_more_than_five_missing_names_are_only_counted(load, caplog, tmp_path):
         builder = load("audio_folder", made)
     assert len(builder.report()["missing"]) == 6
     assert "6 audio missing; listed in" in caplog.text
+    made.audio[0].touch()
+    with caplog.at_level(logging.WARNING):
+        missing = load("audio_folder", made).report()["missing"]
+    assert f"5 audio missing ({', '.join(missing)}); listed in" in caplog.text
 
 
 @EACH_FOLDER
@@ -153,7 +157,8 @@ def test_the_error_without_any_audio_lists_the_searched_names(name, make, load):
     for path in made.audio:
         path.unlink()
     total = sum(made.counts.values())
-    with pytest.raises(FileNotFoundError, match=rf"\b{total}\b.*\.wav"):
+    problem = rf"contains no audio, and none of the {total} recordings, such as .*\. Searched for .*\.wav"
+    with pytest.raises(FileNotFoundError, match=problem):
         load(name, made)
     dataset_folders.touch(made.table.parent, ["unrelated.mp3"])
     with pytest.raises(FileNotFoundError, match=r"unrelated\.mp3"):

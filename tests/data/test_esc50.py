@@ -95,7 +95,13 @@ def test_a_bad_csv_is_refused(tmp_path, old, new, message):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("validation_fraction", 1.0), ("validation_fraction", -0.1), ("test_fraction", 0.0), ("test_fraction", 1.0)],
+    [
+        ("validation_fraction", 1.0),
+        ("validation_fraction", -0.1),
+        ("test_fraction", 0.0),
+        ("test_fraction", 1.0),
+        ("seed", -1),
+    ],
 )
 def test_a_fraction_is_less_than_all(folder, name, value):
     with pytest.raises(ValueError, match=f"{name} is {value}; expected"):

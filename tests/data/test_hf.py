@@ -13,7 +13,7 @@ import soundfile
 from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.builders.columns import warn_once
-from modeling_supclap.datasets_scripts.builders.hf import as_rows
+from modeling_supclap.datasets_scripts.builders.hf import as_rows, ensure_rows
 
 
 def sound(number):
@@ -47,6 +47,60 @@ def test_any_column_names_are_supported(tmp_path):
     np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
     assert (row["audio_path"], row["labels"], row["source"]) == ("7.wav", ["high"], "file:7.wav")
     assert load_builder("hf", **options).origin == "saved"
+
+
+def test_a_dataset_of_the_hub_is_loaded_with_its_subset_and_revision(tmp_path, monkeypatch):
+    asked = []
+
+    def load_dataset(path, name, **options):
+        asked.append((path, name, options))
+        return datasets.DatasetDict({"test": table(2, caption=["a", "b"])})
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    builder = load_builder("hf", str(tmp_path), data_dir="user/set", subset="small", revision="v2")
+    assert asked == [("user/set", "small", {"revision": "v2", "cache_dir": str(tmp_path)})]
+    assert builder.origin == "user/set"
+    assert builder.as_dataset()["test"]["clip_id"][:] == ["test-000000", "test-000001"]
+    assert builder.report() == {"missing": [], "left_out": {}}
+
+
+def test_a_split_that_is_saved_alone_is_divided(tmp_path):
+    table(10, caption=list("abcdefghij")).select(range(9, -1, -1)).save_to_disk(str(tmp_path / "saved"))
+    splits = load_splits("hf", data_dir=tmp_path / "saved")
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 8, "test": 1, "validation": 1}
+    assert {row["clip_id"]: row["audio_path"] for row in splits["train"]}.items() <= {
+        f"train-{number:06d}": f"{9 - number}.wav" for number in range(10)
+    }.items()
+
+
+@pytest.mark.parametrize("splits", [["train"], ["train", "validation"]])
+def test_a_group_may_be_the_test_split(tmp_path, splits, caplog):
+    warn_once.cache_clear()
+    sites = [f"site {number % 4}" for number in range(12)]
+    (tmp_path / "data").mkdir()
+    for first, split in enumerate(splits):
+        rows = table(12, 12 * first, caption=sites, site=sites, split=["test"] * 12)
+        rows.to_parquet(str(tmp_path / "data" / f"{split}.parquet"))
+    options = {"data_dir": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache"), "source_column": "site"}
+    if len(splits) > 1:
+        with pytest.raises(ValueError, match="has the splits validation; test_group requires a dataset without them"):
+            load_splits("hf", test_group="site 2", **options)
+        loaded = load_splits("hf", **options)  # without the column split
+        assert {name: len(rows) for name, rows in loaded.items()} == {"train": 9, "validation": 12, "test": 3}
+    else:
+        loaded = load_splits("hf", test_group="site 2", validation_fraction=0.3, **options)
+        assert {row["source"] for row in loaded["test"]} == {"site 2"}
+        assert {name: len(rows) for name, rows in loaded.items()} == {"train": 6, "validation": 3, "test": 3}
+    assert ["the column split is not used" in message for message in caplog.messages].count(True) == 1
+
+
+def test_rows_are_checked_and_datasets_are_converted():
+    rows = table(3, caption=["trois", "deux", "un"]).select([2, 1]).with_format("numpy")
+    (first, second) = converted = ensure_rows(rows, "fra")
+    assert (first["clip_id"], first["captions"]) == ("clip-000000", {"fra": ["un"]})
+    assert second["audio"]["path"] == "1.wav"
+    assert isinstance(ensure_rows(converted.with_format("numpy"), "fra")[0]["labels"], list)
+    assert ensure_rows([first, second], "eng") == [first, second]
 
 
 def test_several_classes_of_a_clip_are_named():
@@ -245,6 +299,22 @@ def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
         list(stream)
 
 
+def test_a_column_of_recordings_is_found_by_its_type_or_named():
+    rows = table(2, caption=["a", "b"], file_name=["x.wav", "y.wav"], clip_id=["p", "q"], events=["u", "v"])
+    read = as_rows(rows)
+    assert read["audio_path"] == ["0.wav", "1.wav"]  # not file_name
+    assert (read["clip_id"], read["events"]) == (["clip-000000", "clip-000001"], [[], []])
+    assert as_rows(rows.select([1]))["source"] == ["file:1.wav"]
+
+    both = table(2, caption=["a", "b"]).add_column("other", table(2, 7)["clip"]).cast_column("other", datasets.Audio())
+    with pytest.raises(ValueError, match=r"no column of recordings; set .* one of \['clip', 'caption', 'other'\]"):
+        as_rows(both)
+    assert as_rows(both, audio_column="other")["audio_path"] == ["7.wav", "8.wav"]
+    named = both.add_column("path", [None, None])
+    with pytest.raises(ValueError, match="column 'path' contains null"):
+        as_rows(named)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -276,7 +346,7 @@ def test_classes_as_captions_are_their_names():
 
 @pytest.mark.parametrize("values", [[4, 2], [[4.0], [2.0]], [{"x": "a"}, {"x": "b"}], [[["a"]], [["b"]]]])
 def test_captions_that_are_not_text_are_rejected(values):
-    with pytest.raises(ValueError, match=r"'what'.*('name'|unknown language 'x')"):
+    with pytest.raises(ValueError, match=r"('name'|clip, row 0.*'what'.*unknown language 'x'|'what'.*'name')"):
         as_rows(table(2, what=values, name=["a", "b"]), caption_column="what")
 
 
@@ -398,6 +468,8 @@ def test_data_dir_is_required():
 SAMPLES = [(0.5 * builders.tone(200.0 + 100 * number, 1600)).tolist() for number in range(3)]
 KINDS = {
     "decoded": [{"array": samples, "sampling_rate": builders.RATE_HZ} for samples in SAMPLES],
+    "decoded channels": [{"array": [samples] * 2, "sampling_rate": builders.RATE_HZ} for samples in SAMPLES],
+    "decoded frames": [{"array": [[x, x] for x in samples], "sampling_rate": builders.RATE_HZ} for samples in SAMPLES],
     "bytes": [sound(number)["bytes"] for number in range(3)],
     "structs": [sound(number) for number in range(3)],
     "only bytes": [{"bytes": sound(number)["bytes"]} for number in range(3)],
@@ -413,10 +485,15 @@ def test_parquet_may_hold_recordings_in_any_form(tmp_path, kind, streaming):
     pq.write_table(table, tmp_path / "train.parquet")
     options = {} if streaming else {"cache_dir": str(tmp_path / "cache")}
     options |= {"validation_fraction": 0, "test_fraction": 0}
-    rows = list(load_splits("hf", data_dir=str(tmp_path), streaming=streaming, **options)["train"])
+    if streaming:
+        rows = list(load_splits("hf", data_dir=str(tmp_path), streaming=True, **options)["train"])
+    else:
+        builder = load_builder("hf", data_dir=str(tmp_path), **options)
+        rows = list(builder.as_dataset()["train"])
+        assert builder.report() == {"missing": ["train-000002"], "left_out": {}}
     assert [row["captions"]["eng"] for row in rows] == [["a"], ["b"], ["d"]]  # without the null
     assert all(len(row["source"]) < 100 for row in rows)
-    if kind == "decoded":
+    if "decoded" in kind:
         expected = [np.float32(samples) for samples in SAMPLES]
     else:
         expected = [soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0] for number in range(3)]
@@ -431,9 +508,14 @@ def test_relative_paths_of_a_table_start_at_its_folder(tmp_path, column):
     for number in range(3):
         (tmp_path / "data" / "sounds" / f"{number}.wav").write_bytes(sound(number)["bytes"])
         lines.append(f"sounds/{number}.wav,tone {number}")
+    lines += ["sounds/gone.wav,gone", ",nothing"]
     (tmp_path / "data" / "train.csv").write_text("\n".join(lines))
     options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
-    rows = load_splits("hf", data_dir=str(tmp_path / "data"), audio_column=column, **options)["train"]
+    builder = load_builder("hf", data_dir=str(tmp_path / "data"), audio_column=column, **options)
+    *rows, gone = builder.as_dataset()["train"]
+    assert (gone["audio_path"], gone["audio"]) == ("sounds/gone.wav", {"bytes": None, "path": "sounds/gone.wav"})
+    assert builder.report()["missing"] == ["train-000004"]
+    assert len(rows) == 3
     for number, row in enumerate(rows):
         expected = soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0]
         np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
@@ -501,6 +583,7 @@ def test_captions_by_language_and_parts_of_recordings(tmp_path, streaming):
     options |= {"validation_fraction": 0, "test_fraction": 0}
     rows = list(load_splits("hf", data_dir=str(tmp_path), streaming=streaming, **options)["train"])
     assert [row["captions"] for row in rows] == captions
+    assert [row["source"] for row in rows] == ["file:0.wav"] * 2
     whole = np.concatenate([read_row(row, builders.RATE_HZ) for row in rows])
     np.testing.assert_array_equal(whole, soundfile.read(io.BytesIO(sound(0)["bytes"]), dtype="float32")[0])
 

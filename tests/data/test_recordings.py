@@ -10,7 +10,13 @@ import soundfile
 from dataset_folders import touch
 
 from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, walk
-from modeling_supclap.datasets_scripts.builders.recordings import Recordings, duration_seconds, find_segments, stem_of
+from modeling_supclap.datasets_scripts.builders.recordings import (
+    Recordings,
+    duration_seconds,
+    find_segments,
+    listing,
+    stem_of,
+)
 
 VIDEO = "Y_abcdefgh-"  # eleven characters that begin with Y
 
@@ -100,6 +106,7 @@ def test_a_changed_name_matches_only_if_it_is_unique(tmp_path):
         "Fountain .wav": "Fountain.wav",
         "tree frogs.wav": "tree frogs.wav",
     }
+    assert Recordings(tmp_path, ["?!.wav"]).matching(["!?.wav"]) == {}  # no letters to compare
 
 
 def test_parts_of_a_dataset_are_looked_for_in_their_own_folders(tmp_path):
@@ -154,6 +161,13 @@ def test_the_fingerprint_depends_on_names_sizes_and_times(tmp_path):
     assert len(set(found)) == 4
 
 
+def test_a_list_of_names_has_a_count_of_the_others():
+    assert listing(["a", "b"], 2) == "a, b"
+    assert listing(["a", "b"], 2, count=2) == "a, b"
+    assert listing(["a", "b"], 1, count=1200) == "a and 1199 more"
+    assert listing(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Recordings(tmp_path / "nowhere")
@@ -174,10 +188,10 @@ def test_a_link_to_itself_is_skipped(tmp_path):
 
 
 def test_clips_shorter_than_ten_seconds_are_found_by_their_own_end(tmp_path):
-    names = ["short_30.000_37.500.wav", "Yten_40_50.wav", "both_0_3.wav"]
-    touch(tmp_path, names)
-    ends = {("short", 30): 37.5, ("ten", 40): 44.0, ("both", 0): 3.0, ("gone", 0): 2.5}
+    names = ["short_30.000_37.500.wav", "Yten_40_50.wav", "both_0_3.wav", "ms_10000-12346.wav"]
+    touch(tmp_path, [*names, "both_0_10.wav"])
+    ends = {("short", 30): 37.5, ("ten", 40): 44.0, ("both", 0): 3.0, ("gone", 0): 2.5, ("ms", 10): 12.3456}
     paths = find_segments(Recordings(tmp_path), list(ends), ends)
     assert {segment[0]: path.name for segment, path in paths.items()} == dict(
-        zip(("short", "ten", "both"), names, strict=True)
+        zip(("short", "ten", "both", "ms"), names, strict=True)
     )

@@ -12,6 +12,7 @@ from recordings import ESC50Clip, write_esc50
 from modeling_supclap.datasets_scripts import find_builder, load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
 from modeling_supclap.datasets_scripts.builders.scenes import (
+    SCENES_VERSION,
     Placement,
     Scene,
     SceneEvent,
@@ -44,6 +45,14 @@ def test_no_two_splits_share_a_composition(scenes):
     for members in scenes.values():
         assert len(members) == len(set(members))
     assert {len(scene.events) for scene in scenes["test"]} == {1, 2, 3, 4}
+
+
+def test_one_sound_is_held_out_with_its_manner_and_several_without():
+    dog, loud_dog, rain = SceneEvent("dog", 1, ""), SceneEvent("dog", 1, "loud"), SceneEvent("rain", 2, "far")
+    alone = [Scene(((dog,),), ""), Scene(((loud_dog,),), ""), Scene(((dog,),), "hall")]
+    assert len({scene.composition for scene in alone}) == 3
+    together = [Scene(((dog, rain),), ""), Scene(((rain,), (loud_dog,)), ""), Scene(((dog,), (rain,)), "hall")]
+    assert len({scene.composition for scene in together}) == 1
 
 
 def test_more_clips_keep_the_first_ones(scenes):
@@ -119,6 +128,28 @@ def test_the_event_is_at_the_position_in_its_row():
         assert level_db(samples[begin : begin + 6800]) > pause + 20
     assert level_db(samples[:4000]) < -45
     assert level_db(samples[28000:]) < -45
+
+
+def test_a_version_of_the_scenes_has_the_same_audio_in_all_releases():
+    """A change of the audio needs another SCENES_VERSION, because files with the old audio would be reused."""
+    builder = find_builder("scenes")(num_train=12, num_validation=0, num_test=0, duration_seconds=3.0)
+    projections = []
+    for index in range(12):
+        samples = builder.render("train", index)
+        vector = np.random.default_rng(0).standard_normal(len(samples))
+        projections.append(samples @ vector / np.linalg.norm(samples))  # on one random vector
+    assert SCENES_VERSION == 2
+    expected = [-0.131, 0.702, 0.018, 1.061, -0.525, 0.303, -1.321, -0.056, 0.519, -1.262, -0.626, -1.205]
+    np.testing.assert_allclose(projections, expected, atol=0.002)
+    captions, events = builder.describe("train", 2)
+    assert captions["eng"] == [
+        "A low bell ringing twice, followed by a low hum at low volume three times while a series of slow knocks "
+        "twice, in a large hall"
+    ]
+    times = {event["label"]: (event["onset_seconds"], event["offset_seconds"]) for event in events}
+    assert list(times) == ["low_bell", "low_hum", "slow_knocks"]
+    expected = [(0.1991, 1.3994), (1.7848, 2.9511), (1.6284, 2.7381)]
+    np.testing.assert_allclose(list(times.values()), expected, atol=1e-4)
 
 
 def test_manners_differ_in_level_and_spectrum():
@@ -202,6 +233,17 @@ def test_a_crop_of_a_recording_contains_its_sound(tmp_path):
         assert np.abs(sound).max() > 0.05 * np.abs(bark).max()
     with pytest.raises(ValueError, match=r"silent\.wav"):
         take("cat", 1000, rng)
+
+
+def test_a_short_recording_is_cropped_to_its_sound(tmp_path):
+    tone = np.r_[np.zeros(50), 0.04, -0.06, 0.5, 1.0, 0.1, 0.06, 0.04, np.zeros(50)]
+    soundfile.write(tmp_path / "click.wav", 0.5 * tone, 8000, subtype="FLOAT")
+    take = take_recorded({"click": [tmp_path / "click.wav"]}, 8000)
+    np.testing.assert_allclose(take("click", 1000, np.random.default_rng(0)), 0.5 * tone[51:56], atol=1e-6)
+    crops = [tuple(take("click", 2, np.random.default_rng(seed))) for seed in range(40)]
+    # around each sample, and whole at the edges
+    assert {round(2 * crop[0], 2) for crop in crops} == {-0.06, 0.5, 1.0, 0.1}
+    assert {len(crop) for crop in crops} == {2}
 
 
 def test_a_changed_table_of_recordings_changes_the_scenes(tmp_path):

@@ -33,6 +33,16 @@ def test_a_text_is_read_in_the_encoding_of_its_language(language, caplog):
         assert decode_text(content, "a.csv", LANGUAGES) == text
 
 
+def test_punctuation_alone_is_the_same_in_all_encodings_of_the_languages(caplog):
+    warn_once.cache_clear()
+    for where in ("texts/a.txt", "texts/b.txt"):
+        assert decode_text(b"a \x93dog\x94 barks\x85", where, ["pol", "eng"]) == "a “dog” barks…"
+    (message,) = caplog.messages  # once for the texts of a folder
+    assert message.startswith("texts: texts are not UTF-8 and are read as cp1250; ")
+    with pytest.raises(ValueError, match="plausible not in any other; save"):
+        decode_text(b"a \x93dog\x94", "a.txt", ["tha"])
+
+
 @pytest.mark.parametrize("language", ["zho", "jpn", "kor", "rus", "pol", "ell"])
 def test_a_text_in_none_of_the_languages_is_refused(language):
     encoding, text = TEXTS[language]
