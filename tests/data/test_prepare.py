@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import datasets
 import numpy as np
@@ -378,7 +378,11 @@ class TestMachines:
         manifest = write_all(folder, cache, out, (0, 1), 2)
         files = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
         monkeypatch.setattr(shard_writer, "pack", None)
+        lock = Mock(wraps=prepare.folder_lock)
+        monkeypatch.setattr(prepare, "folder_lock", lock)
         assert write_all(folder, cache, out, (1, 0), 2) == manifest
+        # another machine may have the lock for a moment
+        assert [call.kwargs for call in lock.call_args_list] == [{"wait_seconds": 60}] * 3
         assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == files
 
     def test_two_machines_do_not_write_one_shard(self, folder, cache, tmp_path):
