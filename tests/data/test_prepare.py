@@ -104,8 +104,11 @@ def test_shards_are_named_as_the_hub_does_and_hashed(whole):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
-def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, workers):
-    run(request_for(folder), tmp_path / "again", workers=workers, cache_dir=cache, quiet=True)
+def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, workers, monkeypatch):
+    monkeypatch.chdir(folder.parent.parent)
+    request = request_for(folder, data_dir=str(folder.relative_to(folder.parent.parent)))
+    request = replace(request, options=dict(reversed(request.options.items())))
+    run(request, tmp_path / "again", workers=workers, cache_dir=cache, quiet=True)
     assert files_of(tmp_path / "again") == files_of(whole[0])
 
 
