@@ -164,6 +164,18 @@ def test_policy_report_does_not_change_a_complete_set(whole, folder, cache):
     assert run(request, whole[0], cache_dir=cache, quiet=True) == whole[1]
 
 
+def test_overwrite_reads_the_same_set_again_and_replaces_shards(whole, folder, cache, tmp_path, monkeypatch):
+    shutil.copytree(whole[0], tmp_path / "out")
+    write_shard(request_for(folder), tmp_path / "shards", Shard(0, 2), cache_dir=cache, quiet=True)
+    counted = Mock(wraps=pack)
+    monkeypatch.setattr(shard_writer, "pack", counted)
+    for number, name in enumerate(("out", "shards"), 1):
+        run(request_for(folder), tmp_path / name, overwrite=True, cache_dir=cache, quiet=True)
+        assert counted.call_count == 24 * number
+        assert files_of(tmp_path / name) == files_of(whole[0])
+        assert not list((tmp_path / name).rglob(".prepare/shards/*-of-00002*"))
+
+
 def test_another_set_is_replaced_only_with_overwrite(folder, cache, tmp_path):
     out = tmp_path / "out"
     run(request_for(folder), out, cache_dir=cache, quiet=True)
