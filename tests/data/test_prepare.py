@@ -75,6 +75,9 @@ def files_of(folder):
 def test_the_manifest_lists_included_and_excluded_recordings(whole, folder):
     out, manifest = whole
     assert json.loads((out / "manifest.json").read_text(encoding="utf-8")) == manifest
+    request = {"dataset": "esc50", "storage": "int16", "shard_bytes": SHARD_BYTES}
+    assert {name: manifest[name] for name in request} == request
+    assert manifest["options"] == {"data_dir": "ESC", "languages": ["eng", "jpn"], "test_fold": 4}
     bad = {clip["clip_id"]: clip for clips in manifest["bad_audio"].values() for clip in clips}
     assert bad.keys() == {"2-5", "2-9", "3-14"}
     for clip_id, message in (("2-5", "truncated"), ("2-9", "silent"), ("3-14", "truncated")):
@@ -502,13 +505,15 @@ class TestCommandLine:
     def words(self, folder, out, cache, *more):
         return ["esc50", "--data_dir", str(folder), "--out", str(out), "--cache_dir", cache, "--quiet", *more]
 
-    def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys):
+    def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)  # there, a bar would be shown
         options = ["--test_fold", "4", "--languages", "eng", "fra", "--on_bad_audio", "report", "--storage", "int16"]
         options += ["--workers", "1"]
         main(self.words(folder, tmp_path / "out", cache, *options))
         out, err = capsys.readouterr()
         assert re.search(r"^test\s+6\s+0\.00\s+48\s+0\s+eng fra$", out, re.MULTILINE)
-        assert err.count("clip '") == 3
+        assert re.findall("^clip '(.*?)'", err, re.MULTILINE) == ["2-5", "2-9", "3-14"]
+        assert len(err.splitlines()) == 3
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -538,11 +543,16 @@ class TestCommandLine:
         err = capsys.readouterr().err
         assert re.fullmatch(r"supclap prepare: error: .*nowhere.*\n", err)
 
-    def test_shards_and_finish(self, folder, cache, tmp_path, capsys):
+    def test_shards_and_finish(self, folder, cache, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
         words = self.words(folder, tmp_path / "out", cache, "--workers", "1", "--storage", "reference")
         for number in (1, 0):
             main([*words, "--shard", f"{number}/2"])
-        assert "shard 0/2" in capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert [line.partition(" is complete;")[0] for line in out.splitlines()] == [
+            f"shard {number}/2 of {tmp_path / 'out'}" for number in (1, 0)
+        ]
+        assert err == ""
         with pytest.raises(ValueError, match="2/2"):
             main([*words, "--shard", "2/2"])
         for finished in (["--finish"], ["--finish", "true"]):
