@@ -111,7 +111,10 @@ def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, wo
     monkeypatch.chdir(folder.parent.parent)
     request = request_for(folder, data_dir=str(folder.relative_to(folder.parent.parent)))
     request = replace(request, options=dict(reversed(request.options.items())))
+    entries = Mock(wraps=make_entries)
+    monkeypatch.setattr(prepare, "make_entries", entries)
     run(request, tmp_path / "again", workers=workers, cache_dir=cache, quiet=True)
+    assert {call.args[3] for call in entries.call_args_list} == {workers}
     assert files_of(tmp_path / "again") == files_of(whole[0])
 
 
