@@ -681,6 +681,10 @@ def test_a_recording_may_lack_a_tenth_of_a_second_with_a_note(caplog, monkeypatc
         def blocks(self, start, count):
             yield self._samples[start : self.length - missing]
 
+        def close(self):
+            closed.append(True)
+
+    closed = []
     monkeypatch.setattr(decoders, "_noted", set(), raising=False)
     caplog.set_level("INFO")
     sound = decoders.Sound(lambda: Reader(np.full(1000, 0.5, np.float32), 1000), "a")
@@ -690,6 +694,7 @@ def test_a_recording_may_lack_a_tenth_of_a_second_with_a_note(caplog, monkeypatc
     else:
         assert len(sound.read_mono()) == 1000 - missing
         assert [outcome in message for message in caplog.messages] == [True] * bool(outcome)
+    assert closed == [True]
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "MP3"])
