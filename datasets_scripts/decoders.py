@@ -203,7 +203,7 @@ class Samples:
     """Reader of samples in memory, `(samples,)` or `(samples, channels)`: floats, or int16 PCM."""
 
     def __init__(self, samples: np.ndarray, rate_hz: int) -> None:
-        self._samples, self.length, self.rate_hz = samples.reshape(len(samples), -1), len(samples), rate_hz
+        self._samples, self.length, self.rate_hz = np.atleast_2d(samples.T).T, len(samples), rate_hz
 
     def blocks(self, start: int, count: int | None) -> Iterator[np.ndarray]:
         yield self._samples[start:]

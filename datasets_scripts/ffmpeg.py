@@ -133,7 +133,8 @@ class Track:
                 self._container.seek(self._first_pts + int(begin / self._tick), stream=self._stream)
                 pieces = self._decode()
                 next(pieces)  # may be incomplete
-                pts, piece = next(piece for piece in pieces if piece[0] is not None)  # not the silence of a packet
+                # the silence of a damaged packet has no time stamp
+                pts, piece = next((pts, piece) for pts, piece in pieces if pts is not None)
                 grid, offset = (1, 0) if self._tick <= 1 else (len(piece), len(self._first))
                 counted = (pts - self._first_pts) * self._tick
                 position = offset + round((counted - offset) / grid) * grid

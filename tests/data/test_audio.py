@@ -333,15 +333,15 @@ class TestRows:
         np.testing.assert_allclose(clip[400:-400], sine(440, 0.5, 32_000)[400:-400], atol=2e-3)
 
     @pytest.mark.parametrize(
-        "columns",
+        ("columns", "problem"),
         [
-            {"audio": {"bytes": b"junk", "path": "dog.wav"}},
-            {"samples": bytes(3200), "sampling_rate_hz": RATE_HZ},
-            {"samples": b"", "sampling_rate_hz": RATE_HZ},
+            ({"audio": {"bytes": b"junk", "path": "dog.wav"}}, "4 bytes"),
+            ({"samples": bytes(3200), "sampling_rate_hz": RATE_HZ}, "is silent: every sample is zero"),
+            ({"samples": b"", "sampling_rate_hz": RATE_HZ}, "is empty: it contains no samples"),
         ],
     )
-    def test_errors_name_file_and_clip(self, columns):
-        with pytest.raises(BadAudioError, match=r"audio/dog\.wav \(clip 'dog-1'\)"):
+    def test_errors_name_file_and_clip(self, columns, problem):
+        with pytest.raises(BadAudioError, match=rf"audio/dog\.wav \(clip 'dog-1'\).*{problem}"):
             read_row({"clip_id": "dog-1", "audio_path": "audio/dog.wav", **columns}, RATE_HZ)
 
 

@@ -681,6 +681,10 @@ def test_a_recording_may_lack_a_tenth_of_a_second_with_a_note(caplog, monkeypatc
         def blocks(self, start, count):
             yield self._samples[start : self.length - missing]
 
+        def close(self):
+            closed.append(True)
+
+    closed = []
     monkeypatch.setattr(decoders, "_noted", set(), raising=False)
     caplog.set_level("INFO")
     sound = decoders.Sound(lambda: Reader(np.full(1000, 0.5, np.float32), 1000), "a")
@@ -690,6 +694,7 @@ def test_a_recording_may_lack_a_tenth_of_a_second_with_a_note(caplog, monkeypatc
     else:
         assert len(sound.read_mono()) == 1000 - missing
         assert [outcome in message for message in caplog.messages] == [True] * bool(outcome)
+    assert closed == [True]
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "MP3"])
@@ -704,8 +709,11 @@ def test_a_part_of_a_recording_is_decoded_without_the_rest(form, monkeypatch):
     np.testing.assert_allclose(part.read_mono(8000, 2000), whole[40_000:42_000], atol=0.02 if form == "MP3" else 0)
     assert len(part.read_mono(20_000)) == 4000
     assert len(open_recording(content, "a", (7.0, None, None)).read_mono()) == len(whole) - 7 * RATE_HZ
-    for start, end in ((9.0, None), (7.0, 9.0)):
-        with pytest.raises(BadAudioError, match=rf"a has no part from {start:g} s .*\b8\."):
+    beyond = open_recording(content, "a", (7.0, len(whole) / RATE_HZ + 0.05, None))
+    assert beyond.frames == len(beyond.read_mono()) == len(whole) - 7 * RATE_HZ
+    for start, end in ((9.0, None), (7.0, 9.0), (2.0, 2.0)):
+        stop = "its end" if end is None else f"{end:g} s"
+        with pytest.raises(BadAudioError, match=rf"a has no part from {start:g} s to {stop}: it lasts 8\.\d+ s;"):
             open_recording(content, "a", (start, end, None))
 
 

@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import datasets
 import numpy as np
@@ -75,6 +75,9 @@ def files_of(folder):
 def test_the_manifest_lists_included_and_excluded_recordings(whole, folder):
     out, manifest = whole
     assert json.loads((out / "manifest.json").read_text(encoding="utf-8")) == manifest
+    request = {"dataset": "esc50", "storage": "int16", "shard_bytes": SHARD_BYTES}
+    assert {name: manifest[name] for name in request} == request
+    assert manifest["options"] == {"data_dir": "ESC", "languages": ["eng", "jpn"], "test_fold": 4}
     bad = {clip["clip_id"]: clip for clips in manifest["bad_audio"].values() for clip in clips}
     assert bad.keys() == {"2-5", "2-9", "3-14"}
     for clip_id, message in (("2-5", "truncated"), ("2-9", "silent"), ("3-14", "truncated")):
@@ -104,8 +107,14 @@ def test_shards_are_named_as_the_hub_does_and_hashed(whole):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
-def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, workers):
-    run(request_for(folder), tmp_path / "again", workers=workers, cache_dir=cache, quiet=True)
+def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, workers, monkeypatch):
+    monkeypatch.chdir(folder.parent.parent)
+    request = request_for(folder, data_dir=str(folder.relative_to(folder.parent.parent)))
+    request = replace(request, options=dict(reversed(request.options.items())))
+    entries = Mock(wraps=make_entries)
+    monkeypatch.setattr(prepare, "make_entries", entries)
+    run(request, tmp_path / "again", workers=workers, cache_dir=cache, quiet=True)
+    assert {call.args[3] for call in entries.call_args_list} == {workers}
     assert files_of(tmp_path / "again") == files_of(whole[0])
 
 
@@ -159,6 +168,19 @@ def test_a_complete_set_is_left_alone(whole, folder, cache, monkeypatch):
 def test_policy_report_does_not_change_a_complete_set(whole, folder, cache):
     request = Request("esc50", request_for(folder).options, "int16", SHARD_BYTES, on_bad_audio="report")
     assert run(request, whole[0], cache_dir=cache, quiet=True) == whole[1]
+
+
+def test_overwrite_reads_the_same_set_again_and_replaces_shards(whole, folder, cache, tmp_path, monkeypatch):
+    shutil.copytree(whole[0], tmp_path / "out")
+    write_shard(request_for(folder), tmp_path / "shards", Shard(0, 2), cache_dir=cache, quiet=True)
+    counted = Mock(wraps=pack)
+    monkeypatch.setattr(shard_writer, "pack", counted)
+    for number, name in enumerate(("out", "shards"), 1):
+        run(request_for(folder), tmp_path / name, overwrite=True, cache_dir=cache, quiet=True)
+        assert counted.call_count == 24 * number
+        assert files_of(tmp_path / name) == files_of(whole[0])
+        left = {path.name for path in (tmp_path / name / ".prepare").rglob("*") if path.is_file()}
+        assert left == {"plan.json", "00000-of-00001.json"}
 
 
 def test_another_set_is_replaced_only_with_overwrite(folder, cache, tmp_path):
@@ -378,7 +400,11 @@ class TestMachines:
         manifest = write_all(folder, cache, out, (0, 1), 2)
         files = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
         monkeypatch.setattr(shard_writer, "pack", None)
+        lock = Mock(wraps=prepare.folder_lock)
+        monkeypatch.setattr(prepare, "folder_lock", lock)
         assert write_all(folder, cache, out, (1, 0), 2) == manifest
+        # another machine may have the lock for a moment
+        assert [call.kwargs for call in lock.call_args_list] == [{"wait_seconds": 60}] * 3
         assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == files
 
     def test_two_machines_do_not_write_one_shard(self, folder, cache, tmp_path):
@@ -482,13 +508,15 @@ class TestCommandLine:
     def words(self, folder, out, cache, *more):
         return ["esc50", "--data_dir", str(folder), "--out", str(out), "--cache_dir", cache, "--quiet", *more]
 
-    def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys):
+    def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)  # there, a bar would be shown
         options = ["--test_fold", "4", "--languages", "eng", "fra", "--on_bad_audio", "report", "--storage", "int16"]
         options += ["--workers", "1"]
         main(self.words(folder, tmp_path / "out", cache, *options))
         out, err = capsys.readouterr()
         assert re.search(r"^test\s+6\s+0\.00\s+48\s+0\s+eng fra$", out, re.MULTILINE)
-        assert err.count("clip '") == 3
+        assert re.findall("^clip '(.*?)'", err, re.MULTILINE) == ["2-5", "2-9", "3-14"]
+        assert len(err.splitlines()) == 3
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -518,11 +546,16 @@ class TestCommandLine:
         err = capsys.readouterr().err
         assert re.fullmatch(r"supclap prepare: error: .*nowhere.*\n", err)
 
-    def test_shards_and_finish(self, folder, cache, tmp_path, capsys):
+    def test_shards_and_finish(self, folder, cache, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
         words = self.words(folder, tmp_path / "out", cache, "--workers", "1", "--storage", "reference")
         for number in (1, 0):
             main([*words, "--shard", f"{number}/2"])
-        assert "shard 0/2" in capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert [line.partition(" is complete;")[0] for line in out.splitlines()] == [
+            f"shard {number}/2 of {tmp_path / 'out'}" for number in (1, 0)
+        ]
+        assert err == ""
         with pytest.raises(ValueError, match="2/2"):
             main([*words, "--shard", "2/2"])
         for finished in (["--finish"], ["--finish", "true"]):
