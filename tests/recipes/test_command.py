@@ -92,6 +92,23 @@ def test_a_command_that_is_not_launched_ends_with_the_status_of_its_recipe(monke
     assert ended.value.code == 3
 
 
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_mpirun_starts_its_own_processes_and_its_exit_code_is_returned(exit_code, monkeypatch):
+    calls = []
+
+    def run(words, env):
+        calls.append((words, env))
+        return subprocess.CompletedProcess(words, exit_code)
+
+    launched = ["mpirun", "-np", "2", "python", "train.py"], {"HOSTS": "2"}
+    monkeypatch.setattr("accelerate.utils.launch.prepare_simple_launcher_cmd_env", lambda _: launched)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("LOGLEVEL", "CRITICAL")
+    assert command.main(["train", "smoke.yaml"]) == exit_code
+    assert calls == [launched]
+
+
 @pytest.mark.process
 def test_help_runs_without_slow_imports():
     lines = [

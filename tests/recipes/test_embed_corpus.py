@@ -1,5 +1,6 @@
 """The embedding command: results equal to `encode_audio`, resuming, and several processes."""
 
+import hashlib
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -198,6 +199,25 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
         run_recipe(embed_corpus, *words(folder, whole), "--chunk_seconds", 0.01)
     with pytest.raises(FileExistsError, match="sounds"):
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
+
+
+def test_a_file_of_other_recordings_or_with_another_hash_is_not_current(tmp_path, capsys):
+    clips = [embed_corpus.Clip(name, "train", row, state=name) for row, name in enumerate("ab")]
+    of_now = pa.table({"a": [1]}).replace_schema_metadata({"recordings": embed_corpus.hash_states(clips)})
+    path, old = tmp_path / "new.parquet", tmp_path / "old.parquet"
+    pq.write_table(of_now, path)
+    pq.write_table(pa.table({"a": [1]}), old)  # of version 0.2
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert embed_corpus.is_current(old, clips, None)
+    assert embed_corpus.is_current(path, clips, None)
+    assert embed_corpus.is_current(path, clips, right)
+    assert capsys.readouterr().out == ""
+    assert not embed_corpus.is_current(path, clips[::-1], right)
+    assert not embed_corpus.is_current(path, clips, right[::-1])
+    assert capsys.readouterr().out.splitlines() == [
+        "new.parquet is embedded again: its recordings have changed",
+        "new.parquet is embedded again: its SHA-256 is not that in manifest.json",
+    ]
 
 
 @pytest.mark.parametrize("position", [200, -40])  # in the embeddings, and in the footer without a checksum

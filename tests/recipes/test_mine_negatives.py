@@ -1,5 +1,7 @@
 """Hard negatives: the nearest wrong captions, by plain loops, and a run that trains on them."""
 
+from unittest import mock
+
 import builders
 import numpy as np
 import pyarrow.parquet as pq
@@ -92,3 +94,35 @@ def test_a_run_trains_on_the_negatives_that_its_start_finds(tmp_path, near):
 def test_invalid_options_are_named(tmp_path, words, message):
     with pytest.raises(ValueError, match=message):
         run_recipe(mine_negatives, *words, "--output", tmp_path / "x.parquet")
+
+
+def test_the_command_prints_how_many_clips_have_no_negatives(monkeypatch, tmp_path, capsys):
+    data = ["--dataset", "synthetic", "--num_train", 5, "--num_validation", 2, "--num_test", 2]
+    words = [
+        *data,
+        "--model",
+        "m",
+        "--device",
+        "cpu",
+        "--trust_remote_code",
+        "true",
+        "--output",
+        tmp_path / "n.parquet",
+    ]
+    load = mock.Mock()
+    monkeypatch.setattr("modeling_supclap.evaluation.models.load_embedding_model", load)
+    table = [{"clip_id": name, "language": "eng", "text": "a", "similarity": 0.5} for name in ("1", "1", "0")]
+    monkeypatch.setattr(mine_negatives, "mine_split", lambda *_: table)
+    run_recipe(mine_negatives, *words)
+    load.assert_called_once_with("m", device="cpu", trust_remote_code=True)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"{tmp_path / 'n.parquet'} contains 3 negatives of 2 of 5 clips"
+    assert second == "3 clips have none; they train without negatives"
+    assert pq.read_table(tmp_path / "n.parquet").to_pylist() == table
+
+    table[:] = [{**table[0], "clip_id": str(clip)} for clip in range(5)]
+    run_recipe(mine_negatives, *words)
+    assert capsys.readouterr().out.splitlines() == [f"{tmp_path / 'n.parquet'} contains 5 negatives of 5 of 5 clips"]
+    table.clear()
+    with pytest.raises(ValueError, match="no caption is wrong for a clip; lower --margin"):
+        run_recipe(mine_negatives, *words)

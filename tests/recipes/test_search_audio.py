@@ -228,6 +228,13 @@ def test_serve_takes_all_options_of_its_command(monkeypatch):
         app.serve("index", port=0, device="cpu", trust_remote_code=True)
     searcher.assert_called_once_with("index", None, "cpu", True)
 
+    serve = mock.Mock()
+    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "serve", "index", "--port", "81", "--share"])
+    search_audio.main()
+    values = {"model": None, "device": None, "trust_remote_code": False, "recordings": None, "host": "127.0.0.1"}
+    serve.assert_called_once_with(index="index", port=81, share=True, **values)
+
 
 @pytest.mark.parametrize(
     ("words", "name"),

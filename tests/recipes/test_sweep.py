@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas
@@ -13,6 +14,7 @@ from results_fixtures import fake_training, query_results
 from scipy import stats
 
 from modeling_supclap.recipes import sweep
+from modeling_supclap.recipes.sweep import Step
 
 
 @pytest.fixture
@@ -173,3 +175,47 @@ def test_folds_are_pooled_in_one_row(calls, tmp_path):
     assert line[["low", "high"]].tolist() == pytest.approx([max(low, 0), min(high, 1)])
     assert table.loc["svr_alpha=1", "difference"] == pytest.approx(2 / 8)
     assert "| svr_alpha=1 | 2 | 2 | " in (tmp_path / "out" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "words"),
+    [
+        ("train", {"per_device_train_batch_size": 6}, ["--per_device_train_batch_size", "3"]),
+        ("train", {}, ["--per_device_train_batch_size", "4"]),
+        (
+            "posttrain",
+            {"per_device_train_batch_size": 2},
+            ["--resume_from_checkpoint", "last", "--per_device_train_batch_size", "1"],
+        ),
+        ("evaluate", {"per_device_train_batch_size": 6}, []),
+    ],
+)
+@pytest.mark.parametrize("is_done", [False, True])
+def test_two_processes_divide_the_batch_and_wait_for_each_other(
+    monkeypatch, tmp_path, recipe, settings, words, is_done
+):
+    parse, run, join = mock.Mock(return_value=("group", "other")), mock.Mock(), mock.Mock()
+    monkeypatch.setitem(sweep.RECIPES, recipe, sweep.RECIPES[recipe]._replace(run=run))
+    monkeypatch.setattr(type(sweep.RECIPES[recipe]), "parse", parse)
+    monkeypatch.setattr(sweep, "join_processes", join)
+    step = Step(recipe, settings, tmp_path / "run")
+    if is_done:
+        query_results([1]).save(step.folder)
+        (step.folder / "README.md").touch()
+    assert step.is_done is is_done
+    sweep.run_step(step)
+    assert (parse.mock_calls, run.mock_calls, join.mock_calls) == ([], [], []) if is_done else True
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    parse.reset_mock()
+    run.reset_mock()
+    sweep.run_step(step)
+    assert parse.mock_calls == ([] if is_done else [mock.call(settings, *words)])
+    assert run.mock_calls == ([] if is_done else [mock.call("group", "other")])
+    assert join.mock_calls == mock.call(None).wait_for_everyone().call_list()
+
+
+def test_a_batch_that_the_processes_cannot_divide_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match=r"^run has batches of 8 clips, which 3 processes cannot divide; start "):
+        sweep.run_step(Step("train", {}, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

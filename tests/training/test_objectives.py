@@ -25,7 +25,7 @@ from modeling_supclap.losses import (
     teminal_b_weights,
     temporal_nce,
 )
-from modeling_supclap.recipes.studies.controls import ShuffledTargets
+from modeling_supclap.recipes.studies.controls import ShuffledRegularizer, ShuffledTargets
 from modeling_supclap.training.objectives import (
     ContrastiveObjective,
     MatryoshkaObjective,
@@ -159,6 +159,25 @@ def test_shuffled_targets_move_anchors_toward_the_target_of_another_pair():
     assert [logs["loss_svr_t2a"].item(), logs["loss_svr_a2t"].item()] == pytest.approx(svr)
     total_constraint = module.regularizer.beta * sum(constraints)
     assert total.item() == pytest.approx(reference.info_nce(AUDIO, TEXT, SCALE.item()) + sum(svr) + total_constraint)
+
+
+def test_shuffled_targets_start_from_the_distance_of_the_true_pairs_and_have_both_weights():
+    radii = {direction: DynamicRadius(4, init=math.nan) for direction in ("t2a", "a2t")}
+    regularizer = ShuffledRegularizer(radii, alpha=0.5, beta=2.0).double()
+    far = AUDIO.clone()
+    far[1] = -TEXT[1]  # the mean distance is larger than that of some shuffled pairs
+    distance = reference.mean([math.dist(*pair) for pair in zip(TEXT.tolist(), far.tolist(), strict=True)])
+    total, logs = regularizer(far, TEXT, SCALE, None, GROUPS, None, lambda: torch.tensor(7.0))
+    expected = 7.0
+    for direction, anchors, targets in (("t2a", TEXT, far), ("a2t", far, TEXT)):
+        constraint = reference.radius_constraint(anchors, targets.roll(1, 0), [distance] * 6)
+        assert constraint > 0
+        expected += 0.5 * logs[f"loss_svr_{direction}"].item() + 2.0 * constraint
+        assert logs[f"radius_{direction}"].item() == pytest.approx(distance)
+    assert logs["loss_infonce"] == 7
+    assert total.item() == pytest.approx(expected)
+    again, _ = regularizer(far, TEXT, SCALE, None, None, None, lambda: torch.tensor(7.0))
+    assert again != total  # equal recordings are positives
 
 
 @pytest.mark.parametrize("named", [{}, {"base": "hinge"}])

@@ -36,6 +36,7 @@ def test_rows_are_read_once_however_often_they_are_passed_on(tmp_path, rows, mon
 def test_too_few_clips_are_refused(tmp_path, rows, count, options, message):
     with pytest.raises(ValueError, match=message):
         build(tmp_path, rows[:count], **options)
+    build(tmp_path, rows[: count + 1], **options)
 
 
 @pytest.mark.parametrize("form", [list, Dataset.from_list])
@@ -74,5 +75,6 @@ def test_many_rows_are_advised_to_be_streamed(tmp_path, rows, monkeypatch, caplo
     build(tmp_path, rows)
     assert "stream" not in caplog.text
     monkeypatch.setattr(training_rows, "MANY_ROWS", len(rows) - 1)
+    monkeypatch.setattr(training_rows, "BYTES_PER_ROW", 10**9)
     build(tmp_path, rows)
-    assert re.search(r"12 rows.*--streaming true", caplog.text)
+    assert re.search(r"^.*12 rows take about 12 GB of memory in each process; .*--streaming true", caplog.text)

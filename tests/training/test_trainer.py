@@ -828,3 +828,12 @@ def test_a_trained_model_is_named_by_its_output_folder(tmp_path):
     assert load_embedding_model(trainer.clap, trainer.processor).name == "SupCLAPModel"
     trainer.train()
     assert load_embedding_model(trainer.clap, trainer.processor).name == "SVR-seed0"
+
+
+def test_both_loaders_have_the_options_of_the_arguments(tmp_path, rows):
+    options = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 3, "dataloader_persistent_workers": False}
+    trainer = build(tmp_path, rows, dataloader_multiprocessing_context="spawn", **options)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader(rows)):
+        assert loader.multiprocessing_context.get_start_method() == "spawn"
+        assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, False)
+    assert build(tmp_path, rows).get_train_dataloader().multiprocessing_context is None

@@ -246,6 +246,32 @@ def test_a_study_from_the_command_line(train, tmp_path, monkeypatch, capsys):
     assert not train  # finished runs are not repeated
 
 
+def test_the_figure_has_a_curve_of_each_arm_with_the_cost(monkeypatch, tmp_path):
+    """An older file has no seconds of an arm: its colour stays the same in both panels."""
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    scores = [{"mean": 0.5, "low": 0.25, "high": 0.625}, {"mean": 0.75, "low": 0.5, "high": 1.0}]
+    points = [[{"steps": 100, "seconds": 7.0}, {"steps": 300, "seconds": 9.0}], [{"steps": 800, "seconds": 64.0}] * 2]
+    old = [[{"steps": 100}], [{"steps": 800, "seconds": 1.0}]]
+    arms = {"a": {"model": "Old", "points": old, "scores": scores}}
+    arms["b"] = {"model": "New", "points": points, "scores": scores}
+    evidence.plot_curves({"arms": arms}, tmp_path / "curves.png")
+    (figure,) = drawn
+    steps, seconds = figure.axes
+    for panel, lines in ((steps, {"Old": [100, 800], "New": [200, 800]}), (seconds, {"New": [8, 64]})):
+        assert {line.get_label(): list(line.get_xdata()) for line in panel.lines} == lines
+        assert {tuple(line.get_ydata()) for line in panel.lines} == {(50, 75)}
+        for line, area in zip(panel.lines, panel.collections, strict=True):
+            assert line.get_color() == {"Old": "C0", "New": "C1"}[line.get_label()]
+            points_of_area = area.get_paths()[0].vertices
+            assert {25, 62.5, 50, 100} == set(points_of_area[:, 1])
+        assert (panel.get_xscale(), panel.get_ylim()) == ("log", steps.get_ylim())
+        assert panel.xaxis.get_major_formatter()(12345.0) == "12,345"
+    assert [panel.get_xlabel() for panel in figure.axes] == ["training steps", "processor time (seconds)"]
+    assert steps.get_ylabel() == "test score (%)"
+    assert [text.get_text() for text in steps.get_legend().get_texts()] == ["Old", "New"]
+
+
 def test_folds_are_units_of_a_study_and_measures_have_no_verdict(monkeypatch, tmp_path):
     """Fold f has f times the gain of fold 1, the seeds of a fold are averaged, and only one arm tunes svr_alpha."""
 

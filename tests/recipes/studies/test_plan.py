@@ -16,6 +16,7 @@ from modeling_supclap.recipes.studies.plan import (
     list_tables,
     plan,
     refuse_few_clips,
+    select,
 )
 from modeling_supclap.recipes.studies.tables import find_printed, list_columns
 from modeling_supclap.recipes.sweep import RECIPES, Step
@@ -85,6 +86,38 @@ def test_tables_that_cannot_be_reproduced_have_a_reason():
 def test_an_unknown_study_is_named():
     with pytest.raises(ValueError, match="evidence/kcll"):
         find_studies(["evidence/kcll"])
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (
+            ["supclap/table3"],
+            {"rows": ["table99", "a"]},
+            r"^supclap/table3: no rows \['a', 'table99'\]; expected .*infonce",
+        ),
+        (["supclap/table3"], {"datasets": ["esc99"]}, r"^supclap/table3: no datasets \['esc99'\]; expected some of "),
+        (["evidence/kcl"], {"rows": ["esc99"]}, r"^evidence/kcl: no rows \['esc99'\]; expected some of "),
+    ],
+)
+def test_selected_rows_and_datasets_exist(tmp_path, names, options, message):
+    with pytest.raises(ValueError, match=message):
+        select(names, ReproductionArguments(scale="mini", output_dir=str(tmp_path), **options))
+
+
+def test_a_table_without_the_scale_is_refused_alone_and_left_out_among_others(tmp_path):
+    args = ReproductionArguments(scale="full", output_dir=str(tmp_path))
+    lacking = [name for name, table in TABLES.items() if "no_full" in table]
+    assert lacking
+    for name in lacking:
+        with pytest.raises(ValueError, match=f"{name} has no dataset at scale full: {TABLES[name]['no_full']}"):
+            select([name], args)
+    studies, tables = select(["supclap"], args)
+    assert (studies, set(lacking) & set(tables)) == ({}, set())
+    assert "supclap/table1" in tables
+    studies, tables = select(["evidence", "supclap/table1"], args)
+    assert (len(studies) > 1, list(tables)) == (True, ["supclap/table1"])
+    assert select(["evidence/kcl"], args)[1] == {}  # no table is named
 
 
 @pytest.mark.parametrize(("recipe", "more"), [("posttrain", {}), ("evaluate", {"folds": [1, 2, 3, 4, 5]})])

@@ -54,25 +54,58 @@ def test_the_distance_of_captions_is_relative_to_their_spread():
     assert get_value(results, [], ["captions", "relative_distance"]) == pytest.approx(0.2 / (2**1.5 / 3))
 
 
-def test_values_of_the_training_and_means_over_languages():
-    training = {"steps": 40, "train_runtime": 90.0, "epoch": 3, "last_logs": {"steps": 39, "radius": 0.5}}
-    scores = {"fra": {"t2a": {"R@1": score(0.2, None, 0.1)}}, "deu": {"t2a": {"R@1": score(0.7, None, 0.1)}}}
-    scores["deu"]["a2t"] = {"R@1": score(0.9, None, 0.1)}
-    results = Results({"training": training, "scores": {"retrieval": scores, "zero_shot": {}}})
+def test_each_kind_of_column_is_looked_up():
+    """Two languages, whose means differ from the last value, and a task with a number that is not per language."""
+    values = {"eng": 0.5, "fra": 0.25}
+    retrieval = {name: {"t2a": {"R@1": score(value)}, "a2t": {"R@1": score(1.0)}} for name, value in values.items()}
+    scores = {"retrieval": retrieval, "multilingual": {"all": {"MRV": score(2.0)}}, "mean": {"mean": score(0.125)}}
+    training = {"last_logs": {"loss": 3.0, "drift": 0.75}, "loss": 1.0, "train_runtime": 30.0, "epoch": 4}
+    results = Results({"scores": scores, "training": training})
+    log = [{"step": 1, "grad_norm": 4.0}, {"step": 2, "loss": 9.0}, {"step": 3, "grad_norm": 1.0}, {"grad_norm": 2.0}]
     expected = {
-        "training steps": 40,
-        "training radius": 0.5,
-        "training epoch_runtime": 30.0,
-        "training peak_memory_mib": None,
-        "retrieval deu t2a R@1": 0.7,
-        "retrieval mean t2a R@1": pytest.approx(0.45),
-        "retrieval mean a2t R@1": 0.9,
+        "training loss": 1.0,  # of the run, not of its last log
+        "training drift": 0.75,
+        "training epoch_runtime": 7.5,
+        "training unknown": None,
+        "retrieval eng t2a R@1": 0.5,
+        "retrieval mean t2a R@1": 0.375,
         "retrieval mean t2a R@5": None,
-        "retrieval eng t2a R@1": None,
+        "retrieval deu t2a R@1": None,
+        "multilingual all MRV": 2.0,
+        "mean mean": 0.125,
+        "log grad_norm first": 4.0,
+        "log grad_norm mean": 7 / 3,
+        "log grad_norm last": 2.0,
+        "log loss last": 9.0,
+        "log unknown mean": None,
     }
-    assert {place: get_value(results, [], place.split()) for place in expected} == expected
-    del training["train_runtime"]
-    assert get_value(results, [], ["training", "epoch_runtime"]) is None
+    assert {place: get_value(results, log, place.split()) for place in expected} == expected
+    assert get_value(Results({"training": {"epoch_runtime": 6.0}}), [], ["training", "epoch_runtime"]) == 6.0
+
+
+def test_a_run_has_the_log_of_its_last_training_and_the_lost_clips_of_all_steps(tmp_path):
+    steps = []
+    for name, lost, dataset in (
+        ("start", ["a"], {}),
+        ("second", ["b", "c"], {"dataset": "esc50"}),
+        ("scores", [], {}),
+    ):
+        step = Step("train", {"seed": 0, **dataset}, tmp_path / name)
+        of_run = {} if name == "scores" else {"training": {"steps": len(steps)}}
+        results = query_results([1], np.arange(1), left_out={"train": lost, "test": []}, **of_run)
+        results.arrays["similarity/eng/positive"] = np.array([0.5, 0.5, -1.0], np.float32)
+        results.save(step.folder)
+        steps.append(step)
+    for number, folder in enumerate((steps[0].folder, steps[1].folder, steps[1].folder / "stage_b")):
+        folder.mkdir(exist_ok=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": 5 + number}]}))
+    results, log = load_run(steps)
+    assert results.content["training"] == {"steps": 1}
+    assert results.content["left_out"] == {"esc50 train": ["b", "c"]}  # the last step has read "synthetic" again
+    histogram = log[-1].pop("test_similarity")
+    assert log == [{"step": 7}, {"step": 7}]
+    assert sum(histogram["counts"]) == 3
+    assert [entry["step"] for entry in load_run(steps[2:])[1]] == [0]  # without training
 
 
 def test_the_cost_of_several_runs_is_their_mean_and_names_only_what_was_recorded():
