@@ -150,11 +150,9 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SupCLAPProjection):
-            for linear in (module.linear1, module.linear2):
-                if linear is not None:
-                    # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
-                    init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
+        if isinstance(module, nn.Linear):  # of a projection; transformers passes no module without weights of its own
+            # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
         elif isinstance(module, SupCLAPModel):
             init.constant_(module.logit_scale, -math.log(self.config.temperature))
             if module.logit_bias is not None:

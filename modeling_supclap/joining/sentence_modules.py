@@ -47,13 +47,13 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
     for module in modules:
         kind = module["type"].rpartition(".")[2]
         settings = _read_json(name, f"{module['path']}/config.json")
+        activation = _ACTIVATIONS.get(settings.get("activation_function", "").rpartition(".")[2].rstrip("()"))
         if kind == "Pooling":
             mode = _read_pooling(settings)
             if pooling not in (None, mode):
                 return None
 
-        elif kind == "Dense" and not normalize and not settings.get("use_residual"):
-            activation = _ACTIVATIONS[settings["activation_function"].rpartition(".")[2].rstrip("()")]
+        elif kind == "Dense" and activation and not normalize and not settings.get("use_residual"):
             bias = settings.get("bias", True)
             dense.append({"out_features": settings["out_features"], "activation": activation, "bias": bias})
             folder = module["path"]

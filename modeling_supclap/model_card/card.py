@@ -46,8 +46,8 @@ def model_card(facts: CardFacts) -> ModelCard:
     scores = list(chain.from_iterable(map(get_card_scores, facts.results)))
 
     # Users can pass two-letter language codes to `Trainer.create_model_card`.
-    first = facts.languages[0] if facts.languages else "eng"
-    language = next((code for code in LANGUAGES if first in (code, get_iso_639_1(code))), "eng")
+    first = facts.languages[:1]
+    language = next((code for code in LANGUAGES if {code, get_iso_639_1(code)}.intersection(first)), "eng")
     phrases = label_phrases("esc50")
     entries = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").strip().split("\n\n")
     bibliography = {}

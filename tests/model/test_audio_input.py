@@ -1,6 +1,7 @@
 """Types of audio inputs: single recordings and lists, durations, and names in messages."""
 
 import io
+import sys
 import threading
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 import soundfile
 import torch
 
-from modeling_supclap import audio_input
 from modeling_supclap.audio_input import Recording, as_recordings, as_waveform
 from modeling_supclap.waveform import RESAMPLING_METHODS, resample
 
@@ -190,10 +190,19 @@ def test_decoded_samples_of_torchcodec_are_recordings():
 
 def test_a_copy_without_the_package_names_the_extra_for_other_formats(tmp_path, monkeypatch):
     """A saved model contains a copy of the module, which reads with soundfile where the package is not installed."""
-    monkeypatch.setattr(audio_input, "_import_audio", lambda: None)
+    monkeypatch.setitem(sys.modules, "modeling_supclap.datasets_scripts.audio", None)
     stereo = np.stack([CLIP, 0 * CLIP], axis=1)
     soundfile.write(tmp_path / "a.wav", stereo, 16000, subtype="FLOAT")
     np.testing.assert_array_equal(Recording(tmp_path / "a.wav", None, "a.wav", channel=0).read(16000), CLIP)
     np.testing.assert_allclose(Recording(tmp_path / "a.wav", None, "a.wav").read(16000), CLIP / 2, atol=1e-7)
+    for source in (tmp_path / "a.wav", (tmp_path / "a.wav").read_bytes()):
+        recording = Recording(source, None, "a.wav", channel=1)
+        assert recording.get_seconds() == 0.5
+        np.testing.assert_array_equal(recording.read(16000), 0 * CLIP)
+    soundfile.write(tmp_path / "long.wav", builders.noise(5 * 8000), 8000, subtype="FLOAT")
+    recording = Recording(tmp_path / "long.wav", None, "long.wav")
+    np.testing.assert_allclose(recording.read(16000, 33_001, 40_000), recording.read(16000)[33_001:40_000], atol=1e-6)
+    with pytest.raises(FileNotFoundError, match="there is no audio file dog"):
+        Recording(str(tmp_path / "nothing.wav"), None, "dog").read(16000)
     with pytest.raises(ValueError, match=r"a\.m4a is not audio that soundfile can read.*supclap\[ffmpeg\]"):
         Recording(b"\0\0\0\x20ftypM4A " + bytes(100), None, "a.m4a").read(16000)

@@ -85,3 +85,9 @@ def test_gradients_reach_every_weight():
     model(torch.randn(2, 1, 40, 64)).pooler_output.square().sum().backward()
     without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert not without
+
+
+def test_the_input_layer_is_the_first_block():
+    """Gradient checkpointing with adapters needs the gradient of its output."""
+    model = small()
+    assert model.get_input_embeddings() is model.conv_blocks[0]

@@ -205,3 +205,14 @@ def test_token_embeddings_can_be_resized(model):
     model.resize_token_embeddings(310)
     assert model.text_model.get_input_embeddings().num_embeddings == 310
     assert model.get_text_features(torch.tensor([[305, 5]])).pooler_output.isfinite().all()
+
+
+def test_new_projections_have_the_spread_of_linear_layers():
+    """Uniform within one by the root of the width, whatever the encoder's `initializer_range` is."""
+    model = SupCLAPModel(builders.supclap_config(projection_dim=64, temperature=0.05, logit_bias=-10.0))
+    for projection in (model.audio_projection, model.text_projection):
+        for linear in (projection.linear1, projection.linear2):
+            bound = linear.in_features**-0.5
+            assert 0.95 * bound < linear.weight.abs().max() <= bound
+    assert model.logit_scale.item() == pytest.approx(math.log(20))
+    assert model.logit_bias.item() == -10.0

@@ -9,7 +9,7 @@ import builders
 import numpy as np
 import pytest
 import torch
-from transformers import AutoProcessor, AutoTokenizer, BertTokenizer, NllbTokenizer
+from transformers import AutoProcessor, AutoTokenizer, BertTokenizer, ByT5Tokenizer, NllbTokenizer
 
 from modeling_supclap import CEDFeatureExtractor, MSCLAPFeatureExtractor, SupCLAPProcessor, processing_supclap
 from modeling_supclap.encoding import encode_text
@@ -321,3 +321,10 @@ def test_audio_is_resampled_as_the_authors_of_the_tower_did(tmp_path):
 def test_wrong_inputs_and_options_are_named(processor, call, error, message):
     with pytest.raises(error, match=message):
         processor(**call)
+
+
+def test_a_tokenizer_in_python_is_saved_and_loaded(tmp_path):
+    processor = SupCLAPProcessor(CEDFeatureExtractor(), ByT5Tokenizer())
+    expected = processor(text=["a dog barks", "rain"])["input_ids"]
+    processor.save_pretrained(tmp_path)
+    assert SupCLAPProcessor.from_pretrained(tmp_path)(text=["a dog barks", "rain"])["input_ids"] == expected

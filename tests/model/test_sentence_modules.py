@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import builders
 import numpy as np
@@ -80,12 +81,30 @@ def test_labse_is_its_dense_layer_and_norm_too(tmp_path, audio):
     assert len(trained.text_dense) == 0
 
 
+@pytest.mark.parametrize("activation", ["Identity", "ReLU", "GELU", "Sigmoid"])
+def test_dense_layers_have_their_activation(tmp_path, audio, activation):
+    torch.manual_seed(1)
+    layers = [
+        modules.Dense(24, 30, activation_function=getattr(torch.nn, activation)()),
+        modules.Dense(30, 9, bias=False),
+    ]
+    encoder, folder = save_encoder(tmp_path, "mean", layers)
+    model, processor = (SupCLAPModel.from_encoders(audio, folder), SupCLAPProcessor.from_encoders(audio, folder))
+    np.testing.assert_allclose(sentence_vectors(model, processor), encoder.encode(TEXTS), atol=1e-5)
+    assert not model.config.text_normalize
+
+
 def test_e5_has_a_prompt_and_a_limit(tmp_path, audio):
     encoder, folder = save_encoder(tmp_path, "mean", [modules.Normalize()], prompts={"query": PROMPT, "passage": "a "})
     model, processor = (SupCLAPModel.from_encoders(audio, folder), SupCLAPProcessor.from_encoders(audio, folder))
     expected = encoder.encode(TEXTS, prompt=PROMPT)
     np.testing.assert_allclose(sentence_vectors(model, processor), expected, atol=1e-5)
     assert processor.caption_prefix == PROMPT
+    settings = folder / "config_sentence_transformers.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "default_prompt_name": "passage"}))
+    assert SupCLAPProcessor.from_encoders(audio, folder).caption_prefix == "a "
+    settings.write_text("{}")
+    assert SupCLAPProcessor.from_encoders(audio, folder).caption_prefix == ""
     assert len(processor(text="dog " * 50)["input_ids"][0]) == 12
 
     wide = SupCLAPProcessor.from_encoders(audio, folder, model_max_length=20)
@@ -109,13 +128,29 @@ def test_another_pooling_is_refused_unless_one_is_chosen(tmp_path, audio):
     assert SupCLAPModel.from_encoders(audio, folder, text_pooling="cls").config.text_pooling == "cls"
 
 
+DENSE: dict[str, Any] = {"in_features": 24, "out_features": 9, "activation_function": "torch.nn.Tanh"}
+
+
 @pytest.mark.parametrize(
-    "module", [{"type": "x.LSTM", "path": ""}, {"type": "x.Transformer", "path": "2_Transformer"}]
+    ("added", "settings"),
+    [
+        ([{"type": "x.LSTM", "path": ""}], {}),
+        ([{"type": "x.Transformer", "path": "2_Transformer"}], {}),
+        ([{"type": "x.Dense", "path": "2_Dense"}], {"2_Dense": {**DENSE, "activation_function": "torch.nn.Mish"}}),
+        ([{"type": "x.Dense", "path": "2_Dense"}], {"2_Dense": {**DENSE, "use_residual": True}}),
+        ([{"type": "x.Normalize", "path": "2"}, {"type": "x.Dense", "path": "3_Dense"}], {"3_Dense": DENSE}),
+        ([], {"1_Pooling": {"pooling_mode_cls_token": True, "include_prompt": False}}),
+        ([], {"1_Pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}),
+    ],
+    ids=str,
 )
-def test_another_module_is_refused_unless_a_pooling_is_chosen(tmp_path, audio, module):
+def test_another_module_is_refused_unless_a_pooling_is_chosen(tmp_path, audio, added, settings):
     _, folder = save_encoder(tmp_path, "cls")
     path = folder / "modules.json"
-    path.write_text(json.dumps([*json.loads(path.read_text()), {"idx": 2, "name": "2", **module}]))
+    path.write_text(json.dumps([*json.loads(path.read_text()), *added]))
+    for name, content in settings.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="text_pooling="):
         SupCLAPModel.from_encoders(audio, folder)
     assert SupCLAPModel.from_encoders(audio, folder, text_pooling="cls").config.text_pooling == "cls"

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModel, M2M100ForConditionalGeneration, M2M100Model
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
+from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel, strict_loading
 from modeling_supclap.strict_loading import find_file
 
 DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
@@ -65,6 +65,12 @@ def test_missing_weights_are_allowed_with_a_loading_report(tmp_path):
 def test_a_model_may_be_drawn_on_purpose():
     model = SonarTextModel.from_pretrained(None, config=builders.sonar_config(), state_dict={})
     assert torch.isfinite(model.embed_tokens.weight).all()
+
+
+def test_an_error_without_a_folder_is_looked_up_nowhere(monkeypatch):
+    monkeypatch.setattr(strict_loading, "find_file", None)
+    with pytest.raises(ValueError, match="as it was"), strict_loading.naming_open_clip(None):
+        raise ValueError("as it was")
 
 
 def test_a_clap_is_rejected_as_a_supclap_model(tmp_path):

@@ -38,6 +38,13 @@ def test_resample_returns_the_same_array_at_the_same_rate():
     assert resample(clip, 16000, 8000).shape == (50,)
 
 
+@pytest.mark.parametrize("samples", [2, 159_995])
+def test_the_length_is_exact_at_rates_whose_ratio_is_rounded(samples):
+    found = resample(np.full(samples, 0.5, np.float32), 31_999, 16_000)
+    assert found.shape == (-(-samples * 16_000 // 31_999),)
+    assert found[-1] > 0.2  # no silence at the end
+
+
 @pytest.mark.process
 def test_rows_are_listed_without_torch():
     """Commands that only list rows start fast."""

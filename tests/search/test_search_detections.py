@@ -159,7 +159,7 @@ def test_the_best_threshold_takes_equal_scores_together():
 RAVEN = "Selection\tView\tChannel\tBegin Time (s)\tEnd Time (s)\tBegin Path\tFile Offset (s)\tBegin File\tAnnotation\n"
 
 
-def test_tables_of_raven_and_audacity_and_plain_tables_are_read(searcher, tmp_path):
+def test_tables_of_raven_and_audacity_and_plain_tables_are_read(searcher, tmp_path, monkeypatch):
     raven = tmp_path / "selections.txt"
     raven.write_text(
         RAVEN
@@ -178,6 +178,12 @@ def test_tables_of_raven_and_audacity_and_plain_tables_are_read(searcher, tmp_pa
     beside = tmp_path / "tapes" / "site" / "b.txt"
     beside.write_text("15.0\t25.0\thigh\n")
     assert read_selections(beside, searcher.index) == [SELECTIONS[3]]
+    monkeypatch.chdir(beside.parent)
+    assert read_selections("b.txt", searcher.index) == [SELECTIONS[3]]
+    captions = tmp_path / "captions.csv"
+    captions.write_text("File,Start,End,Caption\n a.wav ,20,30,high\nsite/quiet.wav,,5,high\n")
+    quiet = SELECTIONS[5]._replace(end_seconds=5.0, label="high")
+    assert read_selections(captions, searcher.index) == [SELECTIONS[0], quiet]
     (tmp_path / "a.txt").write_text("20.0\t30.0\thigh\n50.0\t60.0\thigh\n")
     assert read_selections(tmp_path / "a.txt", searcher.index) == SELECTIONS[:2]
 
