@@ -80,6 +80,16 @@ def test_other_queries_are_refused_or_left_out():
     assert row["first"] == pytest.approx(np.mean(A[:30]))
 
 
+def test_a_task_without_a_common_query_is_left_out():
+    first, second = results(A), results(B)
+    second.arrays["zste/eng/3A/query_id"] = np.array([f"other{index}" for index in range(len(B))])
+    scores = by_name(compare(first, second, allow_different=True))
+    assert "retrieval eng t2a R@1" in scores
+    assert not [name for name in scores if name.startswith("zste")]
+    with pytest.raises(ValueError, match=r"40 and 40 queries, 0 shared"):
+        compare(first, second)
+
+
 def test_results_without_a_common_score():
     other = results(B)
     other.arrays = {name.replace("eng", "fra"): values for name, values in other.arrays.items()}
@@ -120,6 +130,12 @@ def test_the_mean_over_languages_is_compared_query_by_query():
     assert values.tolist() == [1.0, 0.0]
     values, _ = get_outcomes(results, ["multilingual", "all", "MSR"])
     assert values.tolist() == [2.0, 1.0]
+    del results.arrays["multilingual/ranks"]
+    assert get_outcomes(results, ["multilingual", "all", "MRV"]) is None
+    results.arrays["retrieval/fra/t2a/R@1"] = np.ones(3)  # another number of queries
+    assert get_outcomes(results, ["retrieval", "mean", "t2a", "R@1"]) is None
+    assert get_outcomes(results, ["retrieval", "mean", "t2a", "R@5"]) is None
+    assert get_outcomes(Results({"protocol": {}}, arrays), ["retrieval", "mean", "t2a", "R@1"]) is None
 
 
 def test_the_ranks_of_all_languages_are_no_task_of_their_own():

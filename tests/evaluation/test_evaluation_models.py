@@ -232,6 +232,17 @@ def test_bad_embeddings_are_named(embeds, message):
         unit_norm(np.array(embeds), 2)
 
 
+def test_embeddings_are_rounded_to_float32_and_may_be_none():
+    none = unit_norm(np.zeros((0, 3)), 0)
+    assert (none.shape, none.dtype) == ((0, 3), np.float32)
+    exact = np.array([[0.6, 0.8], [1.0, 0.0]], np.float32)
+    assert unit_norm(exact, 2) is exact
+    with pytest.warns(UserWarning, match="own has rows of norm 5"):
+        scaled = unit_norm([[3, 4], [0, 2]], 2, "own")
+    np.testing.assert_array_equal(scaled, np.array([[0.6, 0.8], [0.0, 1.0]], np.float32))
+    assert scaled.dtype == np.float32
+
+
 def test_half_precision_is_normalised_without_a_warning(recwarn):
     rough = torch.nn.functional.normalize(torch.randn(50, 64), dim=-1).to(torch.bfloat16)
     normalised = unit_norm(rough, 50)

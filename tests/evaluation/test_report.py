@@ -15,6 +15,7 @@ from modeling_supclap.evaluation import options, report, run
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.comparison import compare
 from modeling_supclap.evaluation.report import render_report, write_report
+from modeling_supclap.evaluation.report_figures import similarity_figure
 from modeling_supclap.evaluation.results import SECTIONS, Interval, Results, Section, paper_results, score
 from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.model_card.results import get_card_scores
@@ -75,6 +76,18 @@ def in_languages(results, languages):
     ranks = results.arrays["multilingual/ranks"]
     results.arrays["multilingual/ranks"] = np.repeat(ranks[:, :1], len(languages), axis=1)
     return results
+
+
+@pytest.mark.parametrize(("count", "panels"), [(1, 1), (2, 2), (3, 3)])
+def test_each_language_has_one_panel_of_similarities(results, count, panels):
+    languages = ["eng", "fra", "deu"][:count]
+    for number, language in enumerate(languages):
+        for kind in ("positive", "negative"):
+            results.arrays[f"similarity/{language}/{kind}"] = np.linspace(-0.5, 0.5 + 0.1 * number, 20)
+    drawing = similarity_figure(results, languages)
+    assert drawing.count('id="axes_') == panels
+    assert drawing.count('id="legend_') == 1
+    assert all(f">{language}<" in drawing or language in drawing for language in languages)
 
 
 def sections_of(page):

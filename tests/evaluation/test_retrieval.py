@@ -126,6 +126,28 @@ def test_figures_show_clips_from_the_whole_split(rows, monkeypatch):
     np.testing.assert_array_equal(arrays["embeddings/text/eng"][1:2], first)
 
 
+def test_cosines_of_pairs_need_no_stored_matrix(rows, monkeypatch):
+    split = embed_split(caption_model(rows, clip0=1, clip2=5), rows)
+    stored = retrieve(split, LANGUAGES)
+    monkeypatch.setattr("modeling_supclap.evaluation.embed._STORED_SIMILARITIES", 0)
+    scores, arrays, _ = retrieve(split, LANGUAGES)
+    assert scores == stored[0]
+    assert arrays.keys() == stored[1].keys()
+    for name in ("positive", "negative"):
+        cosines = arrays[f"similarity/fra/{name}"]
+        np.testing.assert_allclose(cosines, stored[1][f"similarity/fra/{name}"], atol=1e-6)
+        assert cosines.std() > 0.1
+    assert len(arrays["similarity/fra/positive"]) == 16
+
+
+def test_languages_of_different_clips_are_not_compared(rows):
+    apart = [{**row, "captions": {**row["captions"], LANGUAGES[index % 2]: []}} for index, row in enumerate(rows)]
+    scores, arrays, _ = retrieve(embed_split(caption_model(rows), apart), LANGUAGES, caption_handling="each")
+    assert {scores["retrieval"][language]["t2a"]["num_queries"] for language in LANGUAGES} == {8}
+    assert not scores.get("multilingual")
+    assert not [name for name in arrays if name.startswith("multilingual")]
+
+
 def test_it_agrees_with_the_trainer(rows):
     model, processor = builders.supclap_model(), builders.bert_processor()
     split = embed_split(load_embedding_model(model, processor), rows)
