@@ -175,7 +175,28 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
         assert (found["low"], found["high"]) == pytest.approx(tuple(expected), abs=1e-9)
         assert expected[1] - expected[0] > 1.05 * (of_clips[1] - of_clips[0])  # the draws differ, too
         assert arrays[f"few_shot/{shots}_per_class/{metric}"].mean() == pytest.approx(found["value"])
-    assert settings["few_shot"]["repeats"] == probes.REPEATS
+        assert scores["few_shot"][f"{shots}_per_class"]["num_clips"] == 40
+    used = {"strengths": [10.0], "held_out": probes.HELD_OUT, "shots": [1, 5], "repeats": probes.REPEATS}
+    assert settings["few_shot"] == {**used, "train_hash": settings["few_shot"]["train_hash"]}
+    assert settings["few_shot"]["train_hash"]
+
+
+def test_an_interval_over_draws_is_a_share(monkeypatch):
+    """Without the limit, it would end above 1."""
+    split, free = embedded(40, 0, noise=0.3), []
+    split.train = embedded(60, 1, noise=0.3)
+    summarize = probes.summarize
+
+    def summarize_and_keep(values, ends, confidence, is_share):
+        free.append(summarize(values, ends, confidence).high)
+        return summarize(values, ends, confidence, is_share)
+
+    monkeypatch.setattr(probes, "summarize", summarize_and_keep)
+    scores, _, _ = probes.evaluate_few_shot(split, EvaluationOptions(shots=(1,), intervals=Intervals(100)))
+    assert max(free) > 1
+    assert (
+        max(fields["high"] for fields in scores["few_shot"]["1_per_class"].values() if isinstance(fields, dict)) == 1
+    )
 
 
 def test_a_draw_has_as_many_clips_of_each_class_and_others_each_time():
