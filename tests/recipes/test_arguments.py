@@ -18,7 +18,14 @@ from modeling_supclap.evaluation import AudioPolicy, ZSTEOptions
 from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import format_help, list_options, parse_arguments, read_settings
-from modeling_supclap.recipes.options import DataArguments, DatasetArguments, EvaluationArguments, as_mapping
+from modeling_supclap.recipes.options import (
+    DataArguments,
+    DatasetArguments,
+    EvaluationArguments,
+    ModelArguments,
+    TrainedPartArguments,
+    as_mapping,
+)
 from modeling_supclap.training.options import ContrastiveOptions
 from modeling_supclap.training.training_args import INTERNAL, AllStagesArguments, SupCLAPTrainingArguments
 
@@ -403,6 +410,7 @@ def test_the_origin_of_the_data_is_a_public_name(tmp_path):
     assert DatasetArguments("esc50", "ESC-10").origin == "esc50"
     assert DatasetArguments("hf", "ann/sounds").origin == "ann/sounds"
     assert DatasetArguments("hf", str(folder)).origin == "my_sounds"
+    assert DatasetArguments("hf").origin == "hf"
     assert DatasetArguments("hf", dataset_config={"data_dir": "ann/sounds"}).origin == "ann/sounds"
     assert DatasetArguments("hf", str(folder), {"subset": "a", "cache": "x"}).identity == {
         "dataset": "my_sounds", "subset": "a", "cache": "x",
@@ -413,3 +421,47 @@ def test_the_origin_of_the_data_is_a_public_name(tmp_path):
     assert both.origin == "one+esc50"
     assert [part.data_dir for part in both.parts.values()] == [str(tmp_path / "one"), "E"]
     assert DataArguments(datasets=parts[1:]).parts["esc50"].data_dir == "E"
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_new"),
+    [
+        ({}, True),
+        ({"audio_encoder": "ced", "text_encoder": "bert"}, False),
+        ({"audio_encoder": "ced", "text_encoder": "bert", "random_weights": ["text"]}, False),
+        ({"audio_encoder": "ced", "text_encoder": "bert", "random_weights": ["audio"]}, True),
+        ({"model": "clap"}, False),
+    ],
+)
+def test_an_audio_encoder_is_new_from_scratch_or_with_random_weights(settings, is_new):
+    assert ModelArguments(**settings).has_new_audio_encoder is is_new
+
+
+@pytest.mark.parametrize(
+    ("group", "valid", "settings", "message"),
+    [
+        (ModelArguments, {"random_weights": ["text", "audio"]}, {"random_weights": ["audio", "both"]}, "audio, text"),
+        (ModelArguments, {"vocab_size": 261}, {"vocab_size": 260}, "vocab_size is 260; it must be at least 261"),
+        (ModelArguments, {"projection_dim": 1}, {"projection_dim": 0}, "projection_dim is 0; it must be at least 1"),
+        (ModelArguments, {}, {"text_encoder": "bert"}, "text_encoder=bert; .*as audio_encoder, .*_weights audio to"),
+        (ModelArguments, {"model": "m", "audio_encoder": "ced"}, {"audio_encoder": "ced"}, "random_weights text to"),
+        (TrainedPartArguments, {"audio_layers": "all"}, {"audio_layers": "-1"}, "audio_layers is '-1'; .* or all"),
+        (
+            TrainedPartArguments,
+            {"text_layers": "0"},
+            {"text_layers": "1.5"},
+            "text_layers is '1.5'; expected a number",
+        ),
+        (TrainedPartArguments, {"lora_rank": 1}, {"lora_rank": -1}, "lora_rank is -1; it must be positive"),
+        (
+            TrainedPartArguments,
+            {"lora_rank": 1, "lora_alpha": 1},
+            {"lora_rank": 1, "lora_alpha": 0},
+            "lora_alpha is 0",
+        ),
+    ],
+)
+def test_settings_of_models_have_ranges(group, valid, settings, message):
+    group(**valid)
+    with pytest.raises(ValueError, match=message):
+        group(**settings)
