@@ -442,7 +442,7 @@ def test_hits_similar_to_a_hit_are_found(searcher, folder):
     assert answer == "<p>new.flac is not an indexed recording; search again</p>"
 
 
-def test_hits_are_filtered_by_folder_and_length(tmp_path):
+def test_hits_are_filtered_by_folder_and_length(tmp_path, monkeypatch):
     for name, seconds in (("a.wav", 3.0), ("site/b.wav", 6.0), ("site/day 2/c.wav", 9.0)):
         (tmp_path / "sounds" / name).parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(tmp_path / "sounds" / name, tone(250.0, seconds), RATE)
@@ -461,6 +461,9 @@ def test_hits_are_filtered_by_folder_and_length(tmp_path):
     assert names("site", 0, 7) == ["site/b.wav"]
     assert names("", 20, None) == []
     assert "nowhere" in find("low", "eng", None, 9, "nowhere", None, None)
+    monkeypatch.setattr(Searcher, "stands_out", lambda _, hits, within=None: within == "site")  # as there
+    for within in ("", "site"):
+        assert (NOTHING in find("low", "eng", None, 9, within, None, None)) == (not within)
     (menu,) = [block for block in page.blocks.values() if getattr(block, "label", "") == "Folder"]
     assert [value for _, value in menu.choices] == ["", "site", "site/day 2"]
 
