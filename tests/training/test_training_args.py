@@ -152,7 +152,8 @@ def test_processes_on_cpus_are_joined_by_the_chosen_backend(tmp_path, monkeypatc
     monkeypatch.setattr(training_args, "PartialState", lambda **options: joined.append(options))
     monkeypatch.setattr(training_args.TrainingArguments, "_setup_devices", torch.device("cpu"))
     monkeypatch.setattr(training_args.TrainingArguments, "world_size", 2)
-    for name, value in {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": str(by_launcher), "ACCELERATE_TORCH_DEVICE": ""}.items():
+    launched = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": str(by_launcher), "ACCELERATE_TORCH_DEVICE": ""}
+    for name, value in launched.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("ACCELERATE_TORCH_DEVICE")
     options = {"ddp_backend": "mpi", "ddp_timeout": 7, "use_cpu": not by_launcher}
