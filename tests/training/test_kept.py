@@ -372,6 +372,12 @@ def test_equal_texts_of_a_batch_are_embedded_once(tmp_path, rows):
 # ---- the store ----
 
 
+def test_a_store_without_a_folder_keeps_nothing():
+    store = KeptValues()
+    store.add({b"a": {"x": np.ones(1)}})
+    assert store.find([b"a"]) == {}
+
+
 def test_damaged_values_are_not_found_and_are_replaced(tmp_path):
     store = KeptValues(str(tmp_path))
     values = {b"a": {"x": np.arange(3.0)}, b"b": {"y": np.ones((2, 1), np.int16), "z": np.ones(1) > 0}}

@@ -458,6 +458,12 @@ def test_two_adapters_are_merged(model):
     torch.testing.assert_close(embeds(copied)[1], embeds(model)[1], atol=3e-6, rtol=3e-6)
 
 
+def test_adapters_in_use_are_named(model):
+    assert active_adapters(model) == []
+    add_lora(model, rank=2)
+    assert active_adapters(model) == ["default"]
+
+
 def test_quantised_weights_are_saved_as_floats(model, monkeypatch):
     add_lora(model, rank=2)
     plain = whole_weights(model)

@@ -39,6 +39,12 @@ def test_too_few_clips_are_refused(tmp_path, rows, count, options, message):
     build(tmp_path, rows[: count + 1], **options)
 
 
+@pytest.mark.parametrize(("count", "drops"), [(4, False), (5, True), (6, False)])
+def test_clips_that_fill_a_batch_are_enough(tmp_path, rows, count, drops):
+    trainer = build(tmp_path, rows[:count], dataloader_drop_last=drops)
+    assert [len(batch["clip_index"]) for batch in trainer.get_train_dataloader()] == ([4, 2] if count == 6 else [4])
+
+
 @pytest.mark.parametrize("form", [list, Dataset.from_list])
 def test_a_caption_is_not_read_letter_by_letter(tmp_path, rows, form):
     strings = form([{**row, "captions": {"eng": "A tone"}} for row in rows])

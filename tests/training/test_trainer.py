@@ -555,6 +555,17 @@ def test_smaller_batches_of_negatives_are_named(tmp_path, rows, options):
         build(tmp_path, rows, **options)
 
 
+def test_loaders_have_the_options_of_the_arguments(tmp_path, rows):
+    chosen = {"num_workers": 2, "prefetch_factor": 3, "multiprocessing_context": "forkserver"}
+    trainer = build(tmp_path, rows, **{f"dataloader_{name}": value for name, value in chosen.items()})
+    loaders = [trainer.get_train_dataloader(), trainer.get_eval_dataloader()]
+    for loader in loaders:
+        found = {name: getattr(loader, name) for name in chosen}
+        found["multiprocessing_context"] = found["multiprocessing_context"].get_start_method()
+        assert found == chosen
+    assert [loader.persistent_workers for loader in loaders] == [True, False]
+
+
 def test_hyperparameter_search_is_refused(tmp_path, rows):
     with pytest.raises(NotImplementedError, match="hyperparameter_search"):
         build(tmp_path, rows).hyperparameter_search(n_trials=1)

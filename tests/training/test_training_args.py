@@ -1,6 +1,8 @@
 """Default training arguments, and errors for invalid ones."""
 
 import math
+import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -142,6 +144,22 @@ def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does; without a GPU the Trainer would not join them
     with pytest.raises(ValueError, match="--use_cpu"):
         SupCLAPTrainingArguments(output_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("by_launcher", [False, True])
+def test_processes_on_cpus_are_joined_by_the_chosen_backend(tmp_path, monkeypatch, by_launcher):
+    joined = []
+    monkeypatch.setattr(training_args, "PartialState", lambda **options: joined.append(options))
+    monkeypatch.setattr(training_args.TrainingArguments, "_setup_devices", torch.device("cpu"))
+    monkeypatch.setattr(training_args.TrainingArguments, "world_size", 2)
+    launched = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": str(by_launcher), "ACCELERATE_TORCH_DEVICE": ""}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE")
+    options = {"ddp_backend": "mpi", "ddp_timeout": 7, "use_cpu": not by_launcher}
+    assert SupCLAPTrainingArguments(str(tmp_path), **options)._setup_devices == torch.device("cpu")
+    assert joined == [{"cpu": True, "backend": "mpi", "timeout": timedelta(seconds=7)}]
+    assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
 
 
 def test_tf32_is_the_default_on_a_gpu_that_supports_it(tmp_path, monkeypatch):
