@@ -1,8 +1,8 @@
 """Fields of a builder config as command-line options: types, and only the options that are set."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import datasets
 import pytest
@@ -29,6 +29,8 @@ class Config(datasets.BuilderConfig):
     code: str | None = None
     languages: Sequence[str] = ("eng",)
     strict: bool = True
+    columns: Mapping[str, str] = field(default_factory=dict)
+    several: Sequence[str] | Mapping[str, str] | None = None
 
 
 @pytest.fixture
@@ -43,6 +45,8 @@ def test_values_have_the_type_of_the_field(parser):
     words += ["--strict", "false", "--data_dir", "d"]
     expected = {"count": 4, "fraction": 0.5, "code": "0123", "languages": ["fra", "deu"], "strict": False}
     assert vars(parser.parse_args(words)) == {**expected, "data_dir": "d"}
+    words = ["--strict", "--columns", "{split: part}", "--several", "deu=a"]
+    assert vars(parser.parse_args(words)) == {"strict": True, "columns": {"split": "part"}, "several": ["deu=a"]}
 
 
 @pytest.mark.parametrize(("text", "value"), [("True", True), ("TRUE", True), ("False", False), ("fALSE", False)])

@@ -69,8 +69,24 @@ def test_columns_that_are_named_win():
     assert read(values, columns={"start_seconds": ""})["end_seconds"] is None  # turned off
     with pytest.raises(ValueError, match=r"'titel'.*'title'"):
         read(values, caption_column="titel")
-    with pytest.raises(ValueError, match=r"\['begin'\].*start_seconds"):
-        read(values, columns={"begin": "start"})
+    two = {"caption": "text", "captions": "title", "label": "von"}
+    assert read(values, columns=two)["captions"] == {"eng": ["b", "d"], "fra": ["c"]}
+    assert read(values, columns=two)["labels"] == ["3000 ms"]
+    with pytest.raises(
+        ValueError, match=r"unknown keys \['begin', 'end'\]; expected .*start_seconds.*duration_seconds"
+    ):
+        read(values, columns={"end": "end", "begin": "start"})
+    for given in ("deu", "deu=", "de=text", {"German": "text"}):
+        with pytest.raises(ValueError, match=r"caption_columns is .*; expected LANGUAGE=COLUMN"):
+            read(values, caption_columns=given)
+
+
+def test_only_the_columns_that_are_read_are_loaded():
+    names = ["file_name", "caption", "note", "labels", "caption_fra", "start", "end", "sample_rate"]
+    columns = Columns(names, ColumnOptions(label_column="caption"))
+    assert sorted(columns.read_names) == ["caption", "caption_fra", "end", "sample_rate", "start"]
+    assert columns.has_parts
+    assert not Columns(names[:5], ColumnOptions()).has_parts
 
 
 @pytest.mark.parametrize(
