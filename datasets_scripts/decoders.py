@@ -221,7 +221,6 @@ class _Chain:
         self.length = None if None in lengths else sum(lengths)
         rates = [link.rate_hz for link in links]
         if len(set(rates)) > 1:
-            self.close()
             raise ValueError(f"it has several sampling rates, {rates[:4]} Hz; convert it to FLAC")
 
     def blocks(self, start: int, count: int | None) -> Iterator[np.ndarray]:

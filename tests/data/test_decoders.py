@@ -115,6 +115,8 @@ def test_all_links_of_a_chained_ogg_are_read(read, codec, rate_hz):
     np.testing.assert_allclose(part, chained[round(0.75 * rate_hz) :][: rate_hz // 2], atol=1e-4)
     after = read(low + high, "radio.ogg", offset_seconds=1.5)
     assert len(after) == 1.5 * rate_hz
+    with pytest.raises(BadAudioError, match=r"radio\.ogg has no part .*it lasts 3\.0000 s"):
+        open_recording(low + high, "radio.ogg", (4.0, None, None))
 
 
 def test_links_of_several_rates_are_refused(read):
@@ -709,6 +711,8 @@ def test_a_part_of_a_recording_is_decoded_without_the_rest(form, monkeypatch):
     np.testing.assert_allclose(part.read_mono(8000, 2000), whole[40_000:42_000], atol=0.02 if form == "MP3" else 0)
     assert len(part.read_mono(20_000)) == 4000
     assert len(open_recording(content, "a", (7.0, None, None)).read_mono()) == len(whole) - 7 * RATE_HZ
+    with pytest.raises(BadAudioError, match="a is empty: it contains no samples"):
+        open_recording(content, "a").read_mono(9 * RATE_HZ)
     beyond = open_recording(content, "a", (7.0, len(whole) / RATE_HZ + 0.05, None))
     assert beyond.frames == len(beyond.read_mono()) == len(whole) - 7 * RATE_HZ
     for start, end in ((9.0, None), (7.0, 9.0), (2.0, 2.0)):
