@@ -357,7 +357,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         languages = self.config.languages
         for clip in self._collection.clips[split]:
-            captions = {language: list(clip.captions.get(language, ())) for language in languages}
-            row = clip._replace(captions=captions, labels=list(clip.labels), events=list(clip.events))._asdict()
+            captions = {language: clip.captions.get(language, ()) for language in languages}
+            row = clip._replace(captions=captions)._asdict()
             row[CHANNEL] = self.config.channel
             yield clip.clip_id, {name: row[name] for name in self.info.features}
