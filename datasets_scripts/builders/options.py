@@ -40,7 +40,7 @@ def _argument_type(hint: Any) -> dict[str, Any]:
 
     if bool in members:
         return {"type": parse_boolean, "metavar": "true|false", "nargs": "?", "const": True}
-    if Sequence in map(typing.get_origin, members):
+    if any(typing.get_origin(member) is Sequence for member in members):
         return {"nargs": "+", "metavar": "VALUE"}
     for kind in (str, float, int):  # str first, so that "0123" stays a string
         if kind in members:

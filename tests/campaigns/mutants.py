@@ -143,11 +143,6 @@ def run_chosen(files: list[str], limit_seconds: int) -> int:
     os._exit(pytest.main([*OPTIONS, "-x", *files], plugins=[plugin]))
 
 
-def is_longer_set(node: cst.CSTNode) -> bool:
-    """Return whether a node is a set of several elements; without its only element, a set would be a dict."""
-    return isinstance(node, cst.Set) and len(node.elements) > 1
-
-
 def without_a_part(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """Yield an expression without an operand, the call around it, a keyword argument or an element."""
     if isinstance(node, (cst.BooleanOperation, cst.BinaryOperation)):
@@ -160,7 +155,9 @@ def without_a_part(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         for arg in node.args:
             if arg.keyword is not None:
                 yield node.with_changes(args=[other for other in node.args if other is not arg])
-    elif isinstance(node, (cst.List, cst.Dict)) or (isinstance(node, cst.Tuple) and node.lpar) or is_longer_set(node):
+    elif isinstance(node, (cst.List, cst.Set, cst.Dict)) or (isinstance(node, cst.Tuple) and node.lpar):
+        if isinstance(node, cst.Set) and len(node.elements) == 1:
+            return  # an empty one would be a dict
         for element in node.elements:
             yield node.with_changes(elements=[other for other in node.elements if other is not element])
 
