@@ -163,7 +163,7 @@ class Columns:
         self.of_field: dict[str, str] = {}
         by_name = {plain(name): name for name in reversed(self.names)}
         for name, usual in USUAL_NAMES.items():
-            found = next((by_name[each] for each in usual if each in by_name), None)
+            found = next((by_name[each] for each in usual if each in by_name), "")
             if column := chosen.get(name, found):
                 self.of_field[name] = column
         self._find_parts(chosen)
