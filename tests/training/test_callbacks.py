@@ -244,8 +244,8 @@ def watch_weights(trainer):
 def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(tmp_path, rows, best):
     watcher = Weights()
     settings = {**AVERAGED, "load_best_model_at_end": best, "save_total_limit": 9, "svr": "bi-static"}
-    if best:  # the mean of the weights falls, so that its greatest value is the first
-        settings |= {"metric_for_best_model": "weights", "greater_is_better": True}
+    if best:  # the mean of the weights grows, so that its least value is the first
+        settings |= {"metric_for_best_model": "weights", "greater_is_better": False}
     trainer = build(tmp_path, rows, callbacks=[watcher], **settings)
     watcher.module = trainer.module
     watch_weights(trainer)

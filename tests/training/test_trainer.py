@@ -305,8 +305,7 @@ def test_spectrograms_of_clap_on_the_device_train_alike(tmp_path, rows):
 def test_agreement_of_the_languages_is_measured(tmp_path, rows):
     same = [{**row, "captions": {"eng": row["captions"]["eng"], "fra": row["captions"]["eng"]}} for row in rows]
     assert build(tmp_path / "same", same, languages=["eng", "fra"]).evaluate()["eval_MRV"] == 0
-    other = build(tmp_path / "other", rows, builders.supclap_model(seed=1), languages=["eng", "fra"])
-    assert other.evaluate()["eval_MRV"] > 0
+    assert build(tmp_path / "other", rows, languages=["eng", "fra"]).evaluate()["eval_MRV"] > 0
 
 
 def test_the_log_contains_loss_terms_and_throughput(tmp_path, rows, capsys):
