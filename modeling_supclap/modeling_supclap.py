@@ -150,10 +150,7 @@ class SupCLAPModel(EncodingMixin, StrictLoadingMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Linear):  # of a projection; transformers passes no module without weights of its own
-            # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
-            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-        elif isinstance(module, SupCLAPModel):
+        if isinstance(module, SupCLAPModel):
             init.constant_(module.logit_scale, -math.log(self.config.temperature))
             if module.logit_bias is not None:
                 init.constant_(module.logit_bias, self.config.logit_bias or 0.0)

@@ -207,12 +207,12 @@ def test_token_embeddings_can_be_resized(model):
     assert model.get_text_features(torch.tensor([[305, 5]])).pooler_output.isfinite().all()
 
 
-def test_new_projections_have_the_spread_of_linear_layers():
-    """Uniform within one by the root of the width, whatever the encoder's `initializer_range` is."""
+def test_new_projections_are_drawn_as_transformers_draws_linear_layers():
+    """Normal, with a standard deviation of 0.02, whatever the `initializer_range` of the encoders is."""
     model = SupCLAPModel(builders.supclap_config(projection_dim=64, temperature=0.05, logit_bias=-10.0))
     for projection in (model.audio_projection, model.text_projection):
         for linear in (projection.linear1, projection.linear2):
-            bound = linear.in_features**-0.5
-            assert 0.95 * bound < linear.weight.abs().max() <= bound
+            assert linear.weight.std().item() == pytest.approx(0.02, rel=0.1)
+            assert linear.weight.abs().max() > 0.05
     assert model.logit_scale.item() == pytest.approx(math.log(20))
     assert model.logit_bias.item() == -10.0
