@@ -5,7 +5,15 @@ import io
 
 import pytest
 
-from modeling_supclap.evaluation.tables import Table, arrange, find_metric, format_cell, to_html, write_tables
+from modeling_supclap.evaluation.tables import (
+    Table,
+    arrange,
+    find_metric,
+    format_cell,
+    format_heading,
+    to_html,
+    write_tables,
+)
 
 R1, RANK = "retrieval eng t2a R@1", "retrieval eng t2a mean_rank"
 RECORDS = [
@@ -20,10 +28,47 @@ def test_a_row_is_a_model_and_a_column_is_a_score():
     heading, *lines = table.lines
     assert heading == ["model", "text to audio R@1 (chance 5.0)", "text to audio mean rank"]
     assert lines == [["first", "25.0 (10.0 to 40.0)", "7.0"], ["=cmd()", "50.0; +25.0 (+20.0 to +30.0)", ""]]
-    _, first, second = table.to_text().splitlines()
-    assert first.startswith("first   ")
-    ends = [line.index(cell) + len(cell) for line, cell in ((first, lines[0][1]), (second, lines[1][1]))]
-    assert ends[0] == ends[1]  # numbers are aligned to the right
+    text = """\
+model   text to audio R@1 (chance 5.0)  text to audio mean rank
+first              25.0 (10.0 to 40.0)                      7.0
+=cmd()    50.0; +25.0 (+20.0 to +30.0)"""
+    assert table.to_text() == text
+
+
+def test_a_row_has_a_name_for_each_key_and_a_heading_all_its_levels():
+    records = [
+        {"model": "a", "seeds": 2, "score": "zste eng 3A", "value": 0.5, "chance": 1 / 3, "order_blind": 0.5},
+        {"model": "a", "seeds": None, "score": "zste eng 3A", "value": 0.25, "chance": 0.25, "order_blind": 0.5},
+        {"model": "b", "seeds": 2, "score": "zste eng 3A", "value": 0.75, "chance": None},
+        {"model": "b", "seeds": 2, "score": R1, "value": 1.0},
+    ]
+    assert arrange(records, ("model", "seeds")).lines == [
+        ["model", "seeds", "ZSTE 3A (chance 33.3 / 25.0, order-blind 50.0)", "text to audio R@1"],
+        ["a", "2", "50.0", ""],
+        ["a", "", "25.0", ""],
+        ["b", "2", "75.0", "100.0"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "heading", "half"),
+    [
+        ("retrieval fra a2t mean_rank", "audio to text mean rank, fra", "0.5"),
+        ("retrieval mean t2a mAP@10", "text to audio mAP@10, mean of the languages", "50.0"),
+        ("multilingual all MRV", "mean rank variance", "0.50"),
+        ("zste fra 3A_order", "ZSTE 3A, order only, fra", "50.0"),
+        ("zero_shot jpn captions mAP", "mean average precision, prompts of captions, jpn", "50.0"),
+        ("linear_probe logistic_regression top5", "linear probe logistic regression top5", "50.0"),
+        ("training peak_memory_mib", "peak memory mib", "0"),
+        ("log eval_eng_t2a_R@1 last", "text to audio R@1, last", "50.0"),
+        ("log eval_mean_recall best", "mean recall, best", "50.0"),
+        ("log objective_ms first", "of the objective milliseconds, first", "0.5"),
+        ("log pull_difference last", "pull along a - t, last", "0.5"),
+        ("log pull_target last", "pull along a+, last", "0.5"),
+    ],
+)
+def test_a_column_has_a_heading_and_a_format(column, heading, half):
+    assert (format_heading(column), find_metric(column).format(0.5)) == (heading, half)
 
 
 def test_texts_of_users_are_escaped_in_each_format():
@@ -53,17 +98,74 @@ def test_no_cell_of_a_csv_file_is_run_as_a_formula(tmp_path, start):
     assert row == [f"'{start}1+1", R1, "-0.5", ""]
 
 
-def test_all_files_contain_the_same_scores(tmp_path):
-    stem = tmp_path / "new" / "table"
-    printed = write_tables(stem, "Comparison", [arrange(RECORDS[:2]), arrange(RECORDS[2:])], RECORDS[:1], "A caption.")
-    assert printed == stem.with_suffix(".md").read_text()
-    for suffix in (".md", ".html", ".tex"):
-        text = stem.with_suffix(suffix).read_text()
-        assert "25.0" in text
-        assert "50.0" in text
-    assert printed.count("A caption.") == 1
-    assert stem.with_suffix(".html").read_text().count("A caption.") == 1
-    assert stem.with_suffix(".csv").read_text().splitlines()[1].startswith('"first",')
+MARKDOWN = """\
+### esc50
+
+| model | text to audio R@1 (chance 5.0) | text to audio mean rank |
+|---|---|---|
+| first | 25.0 (10.0 to 40.0) | 7.0 |
+
+10 units.
+
+| model | text to audio R@1 |
+|---|---|
+| =cmd() | 50.0; +25.0 (+20.0 to +30.0) |
+
+20 units. A caption.
+"""
+LATEX = r"""% needs \usepackage{booktabs, graphicx}
+% esc50
+\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%
+\begin{tabular}{lrr}
+\toprule
+model & \shortstack[r]{\rule{0pt}{3ex}text to audio R@1\\\scriptsize chance 5.0} & text to audio mean rank \\
+\midrule
+first & \shortstack[r]{\rule{0pt}{3ex}25.0\\\scriptsize 10.0 to 40.0} & 7.0 \\
+\bottomrule
+\end{tabular}}
+
+
+\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%
+\begin{tabular}{lr}
+\toprule
+model & text to audio R@1 \\
+\midrule
+=cmd() & \shortstack[r]{\rule{0pt}{3ex}50.0\\+25.0\\\scriptsize +20.0 to +30.0} \\
+\bottomrule
+\end{tabular}}
+"""
+PAGE = """\
+<h1>esc50</h1>
+<table>
+<tr><th>model</th><th>text to audio R@1 (chance 5.0)</th><th>text to audio mean rank</th></tr>
+<tr><td>first</td><td>25.0 (10.0 to 40.0)</td><td>7.0</td></tr>
+</table>
+<p>10 units.</p>
+<table>
+<tr><th>model</th><th>text to audio R@1</th></tr>
+<tr><td>=cmd()</td><td>50.0; +25.0 (+20.0 to +30.0)</td></tr>
+</table>
+<p>20 units. A caption.</p>
+</html>"""
+CSV = """\
+"model","score","value"
+"first","retrieval eng t2a R@1",0.25
+"""
+
+
+def test_tables_are_written_in_each_format(tmp_path):
+    tables = [arrange(RECORDS[:2], ("model",), "esc50", "10 units."), arrange(RECORDS[2:], caption="20 units.")]
+    stem, records = tmp_path / "new" / "table", [{key: RECORDS[0][key] for key in ("model", "score", "value")}]
+    assert write_tables(stem, "esc50", tables, records, "A caption.") == MARKDOWN
+    written = {path.suffix: path.read_text() for path in stem.parent.iterdir()}
+    page = written.pop(".html")
+    assert written == {".md": MARKDOWN, ".tex": LATEX, ".csv": CSV}
+    assert page[page.index("<h1>") :] == PAGE
+    assert "<title>esc50</title>" in page
+
+    page = to_html("Memory", [tables[0]], "It fits", "memory.svg")
+    assert "<h1>Memory</h1>\n<p>Claim: It fits</p>\n<h2>esc50</h2>\n<table>" in page
+    assert page.endswith('<img src="memory.svg" alt="Memory"></html>')
 
 
 def test_a_cell_states_deviation_difference_seeds_and_the_printed_number():
