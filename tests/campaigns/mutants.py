@@ -156,7 +156,8 @@ def without_a_part(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
             if arg.keyword is not None:
                 yield node.with_changes(args=[other for other in node.args if other is not arg])
     elif isinstance(node, (cst.List, cst.Set, cst.Dict)) or (isinstance(node, cst.Tuple) and node.lpar):
-        for element in node.elements:
+        is_only = isinstance(node, cst.Set) and len(node.elements) == 1  # there is no empty set display
+        for element in [] if is_only else node.elements:
             yield node.with_changes(elements=[other for other in node.elements if other is not element])
 
 
