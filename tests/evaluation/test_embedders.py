@@ -155,6 +155,22 @@ def test_prompts_can_be_replaced(tmp_path, sources):
         SentenceEmbedder(folder, "cpu", audio_prompt="Summarize")
 
 
+@pytest.mark.parametrize("takes_language", [False, True])
+def test_a_model_with_a_language_option_gets_the_language(tmp_path, sources, monkeypatch, takes_language):
+    embedder = SentenceEmbedder(str(save_kind("dense", tmp_path / "model", sources)), device="cpu")
+    calls = []
+
+    def encode_query(texts, **options):
+        calls.append(options)
+        return np.ones((len(texts), 8))
+
+    monkeypatch.setattr(embedder.model, "get_model_kwargs", lambda: ["language"] if takes_language else [])
+    monkeypatch.setattr(embedder.model, "encode_query", encode_query)
+    embedder.encode_text(["rain"], "fra", batch_size=7)
+    expected = {"prompt": None, "batch_size": 7, "normalize_embeddings": True, "show_progress_bar": False}
+    assert calls == [expected | ({"language": "fra"} if takes_language else {})]
+
+
 def test_a_model_for_dot_products_warns(tmp_path, sources):
     folder = save_clap(tmp_path / "model", sources, prompts={"query": "a "}, similarity_fn_name="dot")
     with pytest.warns(UserWarning, match="dot"):
