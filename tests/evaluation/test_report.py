@@ -71,7 +71,7 @@ def test_scores_are_shown_with_interval_and_chance(results):
 
 
 def bars_of(page):
-    """Return the names and the lengths of the bars in percent, with the ends of their intervals and the chance level."""
+    """Return the name, the length in percent, the interval and the chance level of each bar."""
     bars = []
     for name, track in re.findall(r'<span class="name">(.*?)</span>(.*?)<span class="number">', page, re.DOTALL):
         bars.append((name, *re.findall(r"(?:width|left):([\d.]+)%", track)))
