@@ -87,7 +87,7 @@ def refuse_other_sites(app: Any) -> Any:
     """
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        headers = Headers(raw=list(scope.get("headers", ())))
+        headers = Headers(scope=scope)
         origin = headers.get("origin")
         if origin is None or urlsplit(origin).netloc in (headers.get("host"), headers.get("x-forwarded-host")):
             await app(scope, receive, send)
@@ -241,9 +241,9 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
             sound = gradio.Audio(type="filepath", label="Recording of a similar sound (its first 10 minutes are used)")
             sound.async_move_resource_to_block_cache = keep_upload  # type: ignore[method-assign,assignment]
             with gradio.Row():
-                folder = gradio.Dropdown(["", *folders], value="", label="Folder", allow_custom_value=True)
-                shortest = gradio.Number(label="Recordings of at least (seconds)", value=None, minimum=0)
-                longest = gradio.Number(label="Recordings of at most (seconds)", value=None, minimum=0)
+                folder = gradio.Dropdown(["", *folders], label="Folder", allow_custom_value=True)
+                shortest = gradio.Number(label="Recordings of at least (seconds)", minimum=0)
+                longest = gradio.Number(label="Recordings of at most (seconds)", minimum=0)
             number = gradio.Slider(1, 50, value=5, step=1, label="Number of hits")
             button = gradio.Button("Search")
         results = gradio.HTML(js_on_load=(_HERE / "page.js").read_text(encoding="utf-8"))
@@ -295,7 +295,7 @@ def render_hits(
         onsets, scores = searcher.strip(vector, hit.file)
         if not len(onsets):  # removed after the search
             continue
-        length = max(onsets[-1] + hit.end_seconds - hit.start_seconds, 1e-3)
+        length = onsets[-1] + hit.end_seconds - hit.start_seconds
         strip = {"number": len(strips), "length": length, "address": f"recordings/{quote(hit.file)}"}
         strip["windows"] = list(zip(onsets, [*onsets[1:], length], scores, strict=True))
         try:

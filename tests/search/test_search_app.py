@@ -15,6 +15,7 @@ import time
 from types import SimpleNamespace
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import soundfile
@@ -31,7 +32,8 @@ from modeling_supclap.search import Searcher, SoundIndex
 from modeling_supclap.search import app as app_module
 from modeling_supclap.search import playback as playback_module
 from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_heading, render_hits, serve
-from modeling_supclap.search.playback import prune
+from modeling_supclap.search.playback import draw_waveform, prune
+from modeling_supclap.search.query import NOTHING
 from modeling_supclap.search.store import _checksums
 from modeling_supclap.search.tables import clock
 
@@ -75,6 +77,32 @@ def test_the_strips_of_a_page_can_be_compared(searcher, folder):
     assert (opacities[0], opacities[-1]) == (0.06, 1.0)
 
 
+def test_each_strip_shows_the_windows_of_its_recording(searcher, folder):
+    vector, hits = searcher.embed("high"), searcher.search("high", k=9)
+    shown = render_hits(searcher, hits, vector)
+    strips = {file: searcher.strip(vector, file) for file in dict.fromkeys(hit.file for hit in hits)}
+    every = np.concatenate([scores for _, scores in strips.values()])
+    span = max(every.max() - every.min(), 2 * (searcher.background() - every.min()))
+    groups = dict(re.findall(r'<g id="(strip\d)">(.*?)</g>', shown, re.DOTALL))
+    assert list(groups) == ["strip0", "strip1"]
+    for group, (onsets, scores) in zip(groups.values(), strips.values(), strict=True):
+        length = onsets[-1] + 5
+        pattern = r'x="(\S+)" y="0" width="(\S+)".*?fill-opacity="(\S+)"><title>(\S+), score (\S+)</title>'
+        expected = []
+        for onset, end, score in zip(onsets, [*onsets[1:], length], scores, strict=True):
+            shade = 0.06 + 0.94 * ((score - every.min()) / span) ** 2
+            expected.append((f"{onset:.3f}", f"{end - onset:.3f}", f"{shade:.3f}", clock(onset), f"{score:.3f}"))
+        assert re.findall(pattern, group, re.DOTALL) == expected
+
+    plots = re.findall(
+        r'viewBox="0 0 (\S+) 10".*?href="#(strip\d)"/>\s*<rect x="(\S+)" y="0" width="5.000"', shown, re.DOTALL
+    )
+    numbers, lengths = {file: number for number, file in enumerate(strips)}, {"other.flac": "9.000"}
+    assert plots == [
+        (lengths.get(hit.file, "40.000"), f"strip{numbers[hit.file]}", f"{hit.start_seconds:.3f}") for hit in hits
+    ]
+
+
 def test_strips_of_hits_that_do_not_stand_out_are_pale(searcher, monkeypatch):
     vector, hits = searcher.embed("high"), searcher.search("high", k=5)
     monkeypatch.setattr(Searcher, "background", lambda *_: hits[0].score)
@@ -100,10 +128,14 @@ def test_hits_that_index_removes_before_they_are_drawn_are_left_out(folder, tmp_
     shutil.copytree(folder.parent / "index", tmp_path / "index")
     searcher = Searcher(tmp_path / "index", load_embedding_model(PitchModel()))
     hits, vector = searcher.search("middle", k=9), searcher.embed("middle")
+    assert hits[0].file == "other.flac"
     searcher.index.remove(["other.flac"])
-    assert "other.flac" not in render_hits(searcher, hits, vector)
+    shown = render_hits(searcher, hits, vector)
+    assert "other.flac" not in shown
+    assert shown.count("<audio") == sum(hit.file != "other.flac" for hit in hits) > 1
     searcher.index.remove(sorted({hit.file for hit in hits}))
-    assert "<audio" not in render_hits(searcher, hits, vector)
+    assert render_hits(searcher, hits, vector) == "<p>The recordings were removed; search again.</p>"
+    assert render_hits(searcher, [], vector) == "<p>No indexed recording to search.</p>"
 
 
 @pytest.fixture
@@ -140,6 +172,11 @@ def test_indexed_recordings_are_served_and_nothing_else(page, folder):
     status, _, body = get(page, "recordings/other.flac", Range="bytes=2-5")
     assert (status, body) == (206, content[2:6])
     assert get(page, "recordings/a%20%3Cb%3E%20%26%20%27c%27.wav")[0] == 200
+    status, headers, body = get(page, "recordings/other.flac?waveform=2.5")
+    assert (status, headers["Content-Type"]) == (200, "image/svg+xml")
+    assert body.decode() == draw_waveform(folder / "other.flac", RATE, 2.5, 5.0)
+    for start in ("100", "none", "nan", "inf"):
+        assert get(page, f"recordings/other.flac?waveform={start}")[::2] == (404, b"no such recording")
     for name in (".env", "new.wav", "../outside.flac", "..%2Foutside.flac", "nothing.wav", "", "%00"):
         assert get(page, f"recordings/{name}")[0] == 404
     for path in (folder / ".env", folder / "other.flac"):
@@ -199,8 +236,10 @@ def test_an_index_from_elsewhere_serves_no_file_outside_the_folder(folder, scrat
 def test_other_web_sites_get_no_answer(page, path, origin):
     for host in ("192.168.1.5", page.local_url.removeprefix("http://").strip("/")):
         for method in ("GET", "OPTIONS"):
-            status, headers, _ = get(page, path, method, Host=host, Origin=origin, Access_Control_Request_Method="GET")
-            assert status == 403
+            status, headers, body = get(
+                page, path, method, Host=host, Origin=origin, Access_Control_Request_Method="GET"
+            )
+            assert (status, body) == (403, b"requests of other web sites are refused")
             assert "Access-Control-Allow-Origin" not in headers
 
 
@@ -324,11 +363,17 @@ def test_the_folder_of_a_page_is_private_and_not_shared_with_other_users(tmp_pat
     assert playback_module.FOLDER.is_relative_to(HF_HOME)
 
 
-def test_neither_hits_nor_errors_show_where_the_files_are(searcher, folder, tmp_path):
+def test_neither_hits_nor_errors_show_where_the_files_are(searcher, folder, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(f"{folder.resolve()}/a <b>.wav and {searcher.index.folder}")
+
     answer = make_page(searcher, folder).fns[0].fn
     (tmp_path / "bad.wav").write_bytes(b"no sound")
     answers = [answer("high", "eng", None, 5), answer("", "eng", str(tmp_path / "bad.wav"), 5)]
     assert "not audio" in answers[1]
+    monkeypatch.setattr(Searcher, "embed", fail)
+    answers.append(answer("high", "eng", None, 5))
+    assert answers[2] == "<p>sounds/a &lt;b&gt;.wav and index</p>"
     for shown in answers:
         assert str(folder.parent) not in shown
         assert str(tmp_path) not in shown
@@ -379,6 +424,46 @@ def test_hits_are_filtered_by_folder_and_length(tmp_path):
     assert [value for _, value in menu.choices] == ["", "site", "site/day 2"]
 
 
+def test_the_page_has_its_controls_and_one_public_function(searcher, folder):
+    config = make_page(searcher, folder).config
+    by_id = {each["id"]: each["props"] for each in config["components"]}
+    labels = {number: props["label"] for number, props in by_id.items() if "label" in props}
+    assert list(labels.values()) == [
+        *("Sound to search for", "Language"),
+        "Example, filters, number of hits",
+        "Recording of a similar sound (its first 10 minutes are used)",
+        *("Folder", "Recordings of at least (seconds)", "Recordings of at most (seconds)", "Number of hits"),
+    ]
+    text, language, menu, sound, within, shortest, longest, number = (by_id[number] for number in labels)
+    assert (text["submit_btn"], language["value"], menu["open"], sound["type"]) == ("Search", "eng", False, "filepath")
+    assert language["choices"][:3] == [("English", "eng"), ("French", "fra"), ("German", "deu")]
+    assert (within["value"], within["choices"], within["allow_custom_value"]) == ("", [("", "")], True)
+    assert [(each.get("value"), each["minimum"]) for each in (shortest, longest)] == [(None, 0)] * 2
+    assert [number[name] for name in ("value", "minimum", "maximum", "step")] == [5, 1, 50, 1]
+
+    buttons = {each["id"]: each["props"]["value"] for each in config["components"] if each["type"] == "button"}
+    names = {**{number: label.split()[0] for number, label in labels.items()}, **buttons}
+    events = {}
+    for event in config["dependencies"][:-1]:  # the last one loads the heading
+        targets = [(names.get(number), kind) for number, kind in event["targets"]]
+        events[event["api_name"]] = event["api_visibility"], targets, [names[number] for number in event["inputs"]]
+    query, options = ["Sound", "Language", "Recording"], ["Number", "Folder", "Recordings", "Recordings"]
+    assert events == {
+        "search": ("public", [("Run", "click")], [*query, "Number"]),
+        "find": ("private", [("Search", "click"), ("Sound", "submit")], [*query, *options]),
+        "find_similar": ("private", [(None, "similar")], options),
+        "lambda": ("private", [("Sound", "input")], []),
+        "lambda_1": ("private", [("Recording", "input")], []),
+    }
+
+
+def test_the_page_needs_no_other_host(page):
+    shown = get(page, "")[2].decode() + get(page, "theme.css")[2].decode()
+    assert "system-ui" in shown
+    assert "fonts.googleapis" not in shown
+    assert ".waveform" in json.loads(get(page, "config")[2])["css"]
+
+
 def test_the_hits_on_the_page_are_tables_to_download(searcher, folder):
     shown = make_page(searcher, folder).fns[0].fn("high", "eng", None, 4)
     hits = searcher.search("high", k=4)
@@ -390,6 +475,17 @@ def test_the_hits_on_the_page_are_tables_to_download(searcher, folder):
     selections = list(csv.DictReader(io.StringIO(tables[1]), delimiter="\t"))
     assert len(selections) == 4
     assert {selection["Begin Path"] for selection in selections} == {hit.file for hit in hits}
+    assert {(selection["Annotation"], selection["High Freq (Hz)"]) for selection in selections} == {("high", "8000")}
+
+
+def test_a_text_that_does_not_stand_out_in_the_folder_is_marked(searcher, folder, monkeypatch):
+    find = functions(searcher, folder)["find"]
+    monkeypatch.setattr(Searcher, "background", lambda _, within=None: 2.0 if within is None else 0.9)
+    assert find("high", "eng", None, 1, "", None, None).startswith('<p class="time">Hits by text.</p><svg')
+    note = f'<p class="time">Hits by text.</p><p>{NOTHING}</p>'
+    assert find("quarterly tax report", "eng", None, 1, "", None, None).startswith(note)
+    assert NOTHING not in find("high", "eng", None, 1, "", 50, None)  # no hits
+    assert NOTHING not in find("", "eng", str(folder / "other.flac"), 1, "", None, None)
 
 
 def test_a_text_beside_an_example_is_answered_and_named(searcher, folder):
@@ -414,6 +510,25 @@ def test_only_searchable_files_are_counted_and_the_others_are_listed(tmp_path):
     assert str(tmp_path) not in heading
 
 
+def test_the_heading_is_sorted_and_names_no_folder_of_this_machine(searcher, folder, monkeypatch):
+    problems = {"z.wav": f"{folder.resolve()}/z.wav is damaged", "a.wav": "silent"}
+    monkeypatch.setattr(SoundIndex, "unreadable_files", lambda _: problems)
+    monkeypatch.setattr(SoundIndex, "about", {**searcher.index.about, "model": "/models/tuned & fast"})
+    assert render_heading(searcher, folder.resolve()).splitlines() == [
+        "<h1>Search recordings</h1>",
+        "<p>0 files in sounds, searched by tuned &amp; fast</p>",
+        "<details><summary>2 more cannot be searched</summary><ul>",
+        "<li>a.wav: silent</li>",
+        "<li>z.wav: sounds/z.wav is damaged</li>",
+        "</ul></details>",
+    ]
+    monkeypatch.setattr(SoundIndex, "unreadable_files", lambda _: {})
+    monkeypatch.setattr(SoundIndex, "about", {**searcher.index.about, "model": "owner/name"})
+    assert render_heading(searcher, folder.resolve()).splitlines()[1:] == [
+        "<p>2 files in sounds, searched by owner/name</p>"
+    ]
+
+
 def test_a_recording_that_was_moved_has_no_player(searcher, tmp_path):
     hits, vector = searcher.search("high", k=9), searcher.embed("high")
     here = [hit for hit in hits if hit.file != "other.flac"]
@@ -433,6 +548,29 @@ def test_a_damaged_store_is_named_on_the_page(searcher, folder, monkeypatch):
     monkeypatch.setattr(type(searcher.index), "nearest", fail)
     shown = make_page(searcher, folder).fns[0].fn("high", "eng", None, 5)
     assert "the index index is damaged" in shown
+
+
+def test_a_page_is_served_with_its_options(searcher, folder, monkeypatch, capsys):
+    calls = []
+
+    class Page:
+        share_url, local_url = None, "http://127.0.0.1:1/"
+
+        def block_thread(self):
+            calls.append("served")
+
+    monkeypatch.setattr(app_module, "Searcher", lambda *words: calls.append(words) or searcher)
+    monkeypatch.setattr(app_module, "launch_page", lambda *words, **options: calls.append((words, options)) or Page())
+    port = free_port()
+    serve("index", port=port, share=True, device="cpu", model="owner/name", trust_remote_code=True)
+    options = {"server_name": "127.0.0.1", "server_port": port, "share": True}
+    assert calls == [("index", "owner/name", "cpu", True), ((searcher, folder.resolve()), options), "served"]
+    assert capsys.readouterr().out == "serving the page at http://127.0.0.1:1/; press Ctrl-C to stop\n"
+    Page.share_url, calls[:] = "https://a.example/", []
+    serve("index", folder.parent, port=port, host="localhost")
+    options = {"server_name": "localhost", "server_port": port, "share": False}
+    assert calls == [("index", None, None, False), ((searcher, folder.parent.resolve()), options), "served"]
+    assert "serving the page at https://a.example/;" in capsys.readouterr().out
 
 
 def test_a_used_port_is_found_before_the_model_is_loaded(folder, monkeypatch):
