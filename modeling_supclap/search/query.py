@@ -161,7 +161,7 @@ class Searcher:
         if np.shape(vector) != (self.index.dim,) or not np.isfinite(vector).all():
             raise ValueError(f"vector has shape {np.shape(vector)}; pass ({self.index.dim},) finite numbers")
         num_windows = self.index.windows.count_rows()
-        most = min(num_windows if k is None else k, max(num_windows, 1))
+        most = num_windows if k is None else min(k, num_windows)
         limit = most if threshold == -math.inf else min(most, _FIRST_LIMIT)
         while True:
             rows = self.index.nearest(vector, limit, files, exact)

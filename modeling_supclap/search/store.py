@@ -317,7 +317,7 @@ class SoundIndex:
         return sorted(hits, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))[:limit]
 
     def _nearest_in_memory(
-        self, vector: np.ndarray, limit: int, files: Collection[str] | None, exact: bool = False
+        self, vector: np.ndarray, limit: int, files: Collection[str] | None, exact: bool
     ) -> list[dict[str, Any]]:
         version = self._read(lambda: self.windows.version)
         if self._loaded is None or self._loaded[0] != version:  # another process may have changed the table

@@ -299,7 +299,7 @@ def test_a_store_that_is_emptied_during_a_search_has_no_hits(fake_model, folder)
     build(fake_model, folder)
     index = SoundIndex(folder.parent / "index")
     index.remove(list(index.known_files()))
-    assert index._nearest_in_memory(np.zeros(index.dim, np.float32), 3, None) == []
+    assert index._nearest_in_memory(np.zeros(index.dim, np.float32), 3, None, False) == []
 
 
 @pytest.mark.parametrize("threshold", [0, 100_000])
