@@ -186,7 +186,7 @@ def _name_model(model: Any) -> str:
     """Return a name for a model object. A model whose weights have changed does not have the name of its start."""
     name = getattr(model, "name_or_path", "") or type(model).__name__
     if trained_in := getattr(model, "trained_in", ""):
-        return str(trained_in)
+        return trained_in
     loaded = getattr(model, "loaded_version", None)
     return name if loaded is None or weights_version(model) <= loaded else f"tuned from {name}"
 

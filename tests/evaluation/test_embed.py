@@ -1,6 +1,5 @@
 """Embedding a split: missing recordings, the name of the data, and no repeated embedding."""
 
-import re
 from pathlib import Path
 
 import builders
@@ -14,11 +13,13 @@ from fake_models import ToneModel, caption_tones
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
+from modeling_supclap.evaluation import embed
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset, hash_recordings
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.retrieval import evaluate_retrieval
+from modeling_supclap.metrics.recall import LazySimilarity
 from modeling_supclap.training.collator import TrainingCollator
 from modeling_supclap.waveform import resample
 
@@ -269,6 +270,16 @@ def test_similarity_in_both_directions(pooling):
     np.testing.assert_allclose(embedded.similarity(texts).T[:], expected.T, atol=1e-6)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "best"])
+def test_a_large_similarity_is_computed_in_tiles(monkeypatch, pooling):
+    monkeypatch.setattr(embed, "_STORED_SIMILARITIES", 12)
+    embedded = ClipEmbeddings(units(4, 0), np.ones(4, int), pooling)
+    small, large = (embedded.similarity(units(count, 1)) for count in (3, 4))
+    assert isinstance(small, np.ndarray)
+    assert isinstance(large, LazySimilarity)
+    np.testing.assert_allclose(large[:], units(4, 1) @ units(4, 0).T, atol=1e-6)
+
+
 def test_some_clips_in_another_order():
     chosen = clips("best").select([2, 0])
     assert chosen.counts.tolist() == [3, 2]
@@ -283,7 +294,8 @@ def test_a_policy_uses_the_limit_of_its_model(rows):
     model.chunk_seconds, model.min_seconds = 10.0, 0.2
     limited = embed_split(model, rows).policy
     assert limited == AudioPolicy(None, 10.0, "mean")
-    assert re.search(r"chunks of 10 s.*normalised mean", limited.sentence())
+    in_chunks = "all of each recording, in chunks of 10 s if it is longer; the normalised mean of their embeddings"
+    assert limited.sentence() == in_chunks
     assert embed_split(model, rows, AudioPolicy(chunk_seconds=5.0)).policy.chunk_seconds == 5.0
     with pytest.raises(ValueError, match=r"chunk_seconds.*11\.0"):
         embed_split(model, rows, AudioPolicy(chunk_seconds=11.0))

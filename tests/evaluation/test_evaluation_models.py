@@ -144,6 +144,13 @@ def test_custom_models_get_only_the_arguments_they_accept():
     assert model.calls == [("audio", 1, 16000)]
 
 
+def test_no_text_has_no_embedding():
+    model = ToneModel()
+    model.encode_text = lambda texts: np.empty((len(texts), 41))
+    found = load_embedding_model(model).encode_text([], "eng")
+    assert (found.shape, found.dtype) == ((0, 41), np.float32)
+
+
 class Recorder(Plain):
     """Model that records its batch sizes."""
 

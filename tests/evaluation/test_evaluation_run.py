@@ -50,35 +50,106 @@ def test_a_perfect_model_and_a_second_run_from_the_cache(tmp_path, rows):
 
 
 def test_the_protocol_describes_the_evaluation(rows):
+    Path(rows[7]["audio_path"]).unlink()
+    rows[6]["labels"] = ["tone_2", "tone_0"]
     results = evaluate(
-        ToneModel(caption_tones(rows)),
+        ToneModel(caption_tones(rows) | caption_tones(rows, "fra")),
         rows,
-        EvaluationOptions(tasks=TASKS, zste=ZSTE, audio=evaluation.AudioPolicy(max_audio_seconds=0.4)),
+        EvaluationOptions(languages=["fra", "eng"], positives="captions", caption_handling="parallel"),
         EmbeddingCache(None),
-        folds={f"clip{index}": index % 2 for index in range(8)},
+        tasks=["retrieval", "zero_shot"],
+        audio=evaluation.AudioPolicy(0.4, 0.25, "best", pad_short_clips=True),
+        on_bad_audio="skip",
+        folds={f"clip{index}": 2 - index % 2 for index in range(8)},
         data={"dataset": "tones", "split": "test"},
-        intervals=evaluation.Intervals(50, seed=3),
+        intervals=evaluation.Intervals(50, 0.9, seed=3),
     )
-    protocol = results.protocol
-    assert (protocol["dataset"], protocol["split"], protocol["clips"], protocol["classes"]) == ("tones", "test", 8, 4)
-    assert protocol["captions"] == {"eng": 16}
-    assert protocol["folds"] == [0, 1]
-    assert protocol["audio"]["policy"] == "the first 0.4 s of each recording, embedded at once"
-    assert results.content["model"]["resampling_method"] == "kaiser_best"
-    assert protocol["intervals"]["num_resamples"] == 50
-    assert protocol["seed"] == 3
-    assert protocol["zero_shot"]["templates"] == {"supclap": ["This is a sound of {}"]}
-    assert protocol["zste"]["num_items"] == 8
-    assert len(protocol["dataset_hash"]) == 64
-    assert results.content["model"]["class"] == "ToneModel"
-    assert results.content["model"]["embedding_dim"] == 41
-    assert results.content["versions"].keys() >= {"torch", "transformers", "numpy", "python", "supclap"}
-    assert results.scores["zero_shot"]["eng"]["supclap"]["per_fold"] == {"0": 1.0, "1": 1.0}
-    assert results.arrays["clips/audio_path"].tolist() == [Path(row["audio_path"]).name for row in rows]
-    assert results.arrays["embeddings/audio"].shape == (8, 41)
-    assert results.arrays["embeddings/text_clip/eng"].tolist() == list(range(8))
+    policy = "the first 0.4 s of each recording, in chunks of 0.25 s if it is longer; the best chunk for each text; "
+    policy += "shorter clips than the model's minimum are padded with zeros"
+    zero_shot = {"templates": {"supclap": ["This is a sound of {}"]}, "languages": ["eng"], "classes": None}
+    assert len(results.protocol["zero_shot"].pop("prompts_hash")) == 64
+    assert results.protocol == {
+        "dataset": "tones",
+        "origin": "tones",
+        "dataset_config": {},
+        "split": "test",
+        "folds": [1, 2],
+        "shared_sources": None,
+        "without_rows": None,
+        "dataset_hash": evaluation.hash_dataset(rows[:7], evaluation.hash_recordings(rows[:7])),
+        "clips": 7,
+        "captions": {"eng": 14, "fra": 14},
+        "classes": 4,
+        "missing_clips": ["clip7"],
+        "on_bad_audio": "skip",
+        "positives": "captions",
+        "caption_handling": "parallel",
+        "languages": ["fra", "eng"],
+        "audio": {
+            "sampling_rate_hz": 16_000,
+            "max_audio_seconds": 0.4,
+            "chunk_seconds": 0.25,
+            "pooling": "best",
+            "policy": policy,
+        },
+        "intervals": {
+            "method": "percentile bootstrap over source recordings",
+            "num_resamples": 50,
+            "confidence": 0.9,
+            "seed": 3,
+        },
+        "seed": 3,
+        "zero_shot": zero_shot,
+    }
+    assert results.content["model"] == {
+        "name": "ToneModel",
+        "kind": "custom",
+        "class": "ToneModel",
+        "fingerprint": "tone",
+        "parameters": None,
+        "embedding_dim": 41,
+        "resampling_method": "kaiser_best",
+    }
+    packages = {"torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy"}
+    assert results.content["versions"].keys() == {"python", "supclap", *packages}
+    assert results.content["run"].keys() == {"device", "dtype", "created", "seconds", "cache"}
+    assert 0 <= results.content["run"]["seconds"]["embed"] <= results.content["run"]["seconds"]["all"] < 1e3
+    assert results.content["run"]["cache"] == {"read": 0, "embedded": 4}  # clips, class prompts, and two languages
+    names = [f"clip{index}" for index in range(7)]
+    assert results.arrays["clips/id"].tolist() == names
+    assert results.arrays["clips/source"].tolist() == [f"recording{index}" for index in range(7)]
+    assert results.arrays["clips/audio_path"].tolist() == [f"tone_{index}.wav" for index in range(7)]
+    assert results.arrays["clips/label"][5:].tolist() == ["tone_1", "tone_2, tone_0"]
+    assert results.arrays["embeddings/audio"].shape == (7, 41)
+    assert results.arrays["embeddings/text_clip/eng"].tolist() == list(range(7))
     assert "retrieval eng t2a R@1" in results.table()
     assert not [name for name, values in results.arrays.items() if values.dtype == object]
+    assert results.scores["zero_shot"].keys() == {"eng"}
+
+
+def test_the_captions_of_a_dataset_are_in_the_first_language(rows):
+    captions = [row["captions"]["fra"][0] for row in rows]
+    columns = {"audio_path": [row["audio_path"] for row in rows], "caption": captions}
+    model = ToneModel(caption_tones(rows, "fra"))
+    results = evaluate(model, Dataset.from_dict(columns), languages=["fra"], cache=EmbeddingCache(None))
+    assert results.protocol["captions"] == {"fra": 8}
+    assert results.arrays["captions/fra/text"].tolist() == captions
+
+
+def test_rows_to_train_on_are_embedded_only_for_probes(tmp_path, rows):
+    (tmp_path / "train").mkdir()
+    train = [{**row, "clip_id": f"train{index}"} for index, row in enumerate(tone_rows(tmp_path / "train", 10))]
+    for row in train:
+        row["source"] = row["clip_id"]
+    train[0]["labels"] = ["tone_9"]
+    calls = {}
+    for task in ("zero_shot", "linear_probe", "few_shot"):
+        model = ToneModel()
+        options = {"train_rows": train, "audio": evaluation.AudioPolicy(max_audio_seconds=0.25), "shots": [1]}
+        results = evaluate(model, rows, tasks=[task], cache=EmbeddingCache(None), **options)
+        calls[task] = [count for kind, count, _ in model.calls if kind == "audio"]
+        assert results.protocol["classes"] == 5  # one of them only in the training rows
+    assert calls == {"zero_shot": [8], "linear_probe": [8, 10], "few_shot": [8, 10]}
 
 
 @pytest.mark.parametrize("kind", ["supclap", "clap", "fused"])
@@ -99,6 +170,10 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
     assert scores["zero_shot"]["jpn"].keys() == {"captions"}
     assert scores["zste"].keys() == {"eng", "fra", "all"}
     assert results.protocol["audio"]["chunk_seconds"] == (None if kind == "supclap" else 1)
+    parameters = builders.pair(kind)[0].num_parameters()
+    described = {"kind": "supclap" if kind == "supclap" else "clap", "parameters": parameters, "embedding_dim": 16}
+    assert described.items() <= results.content["model"].items()
+    assert (results.content["run"]["device"], results.content["run"]["dtype"]) == ("cpu", "float32")
     ranks = results.arrays["multilingual/ranks"]
     assert scores["multilingual"]["all"]["MRV"]["value"] == pytest.approx(ranks.var(axis=1).mean())
     # Compare with the embeddings in the results: the closest clip of each first caption.

@@ -44,8 +44,17 @@ def test_a_model_that_encodes_order_is_always_correct(rows):
     assert tasks["3A"]["chance"] == pytest.approx(1 / 3)
     assert tasks["4B"]["chance"] == pytest.approx(1 / 12)
     assert tasks["2A"]["chance"] == pytest.approx(1 / 6)
-    assert protocol["set_hash"] == set_hash(zste_set(rows, 0, 8))
-    assert protocol["prompts"] == "labels"
+    assert protocol == {
+        "num_items": 8,
+        "num_candidates": 12,
+        "seed": 0,
+        "tasks": list(ZSTE_FAMILIES),
+        "join": {"match_loudness": False, "match_overlay_loudness": True},
+        "prompts": "labels",
+        "set_hash": set_hash(zste_set(rows, 0, 8)),
+        "languages": ["eng"],
+        "clip_seconds": {"single": None, "pair": None},
+    }
     assert len(arrays["zste/eng/3A/score"]) == 8
     first = arrays["zste/eng/3A/query_id"][0]
     assert first.startswith("concatenated:")
@@ -79,13 +88,26 @@ def test_each_clip_is_composed_once(tmp_path, rows):
 
 
 @pytest.mark.parametrize(
-    ("trained", "option", "used"), [("phrases", None, "phrases"), ("phrases", "labels", "labels")]
+    ("trained", "option", "languages", "used"),
+    [
+        ("phrases", None, ["eng"], "phrases"),
+        ("phrases", "labels", ["eng"], "labels"),
+        (None, None, ["eng"], "labels"),
+        (None, None, ["fra"], "phrases"),
+        (None, "phrases", ["eng"], "phrases"),
+    ],
 )
-def test_zste_uses_the_prompts_of_the_post_training(rows, trained, option, used):
-    split = split_of(rows)
+def test_zste_uses_the_prompts_of_the_post_training(rows, trained, option, languages, used):
+    split = embed_split(load_embedding_model(Anglophone()), rows)
     split.model.prompts = trained
-    options = ZSTEOptions(num_items=8, num_candidates=12, prompts=option)
-    assert run_zste(split, options, phrases=PHRASES)[2]["prompts"] == used
+    options = ZSTEOptions(num_items=8, num_candidates=12, tasks=("1A",), prompts=option)
+    assert run_zste(split, options, languages, phrases=PHRASES)[2]["prompts"] == used
+
+
+def test_a_clip_with_several_labels_is_named(rows):
+    rows[5]["labels"] = ["tone_1", "tone_2"]
+    with pytest.raises(ValueError, match=r"clip clip5 has the labels \['tone_1', 'tone_2'\]; ZSTE needs one label"):
+        run_zste(split_of(rows), OPTIONS)
 
 
 def test_a_pair_is_cropped_from_its_first_sound(rows):
@@ -99,12 +121,45 @@ def test_a_pair_is_cropped_from_its_first_sound(rows):
     assert scores["zste"]["eng"]["3A"]["value"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("window", "policy", "single", "pair"),
+    [
+        (0.5, AudioPolicy(0.2), 0.2, 0.2),
+        (0.5, AudioPolicy(0.4), 0.4, 0.25),
+        (None, AudioPolicy(0.4), 0.4, 0.4),
+        (0.5, AudioPolicy(0.4, chunk_seconds=0.3), 0.3, 0.15),
+        (0.5, AudioPolicy(chunk_seconds=0.3), 0.3, 0.15),
+        (None, AudioPolicy(chunk_seconds=0.3), 0.3, 0.15),
+    ],
+)
+def test_recordings_are_cropped_to_the_policy_and_the_window(rows, window, policy, single, pair):
+    model = load_embedding_model(ToneModel())
+    model.window_seconds = window
+    split = embed_split(model, rows, policy)
+    lengths, encode = [], model.encode_audio
+    model.encode_audio = lambda waveforms, size: lengths.extend(map(len, waveforms)) or encode(waveforms, size)
+    protocol = run_zste(split, ZSTEOptions(num_items=2, tasks=("1A", "3A")))[2]
+    assert protocol["clip_seconds"] == {"single": single, "pair": pytest.approx(pair)}
+    assert sorted(lengths) == sorted([round(single * 16_000)] * 2 + [round(2 * pair * 16_000)] * 2)
+
+
+def test_short_sounds_are_padded_if_requested(rows):
+    model = load_embedding_model(ToneModel())
+    model.min_seconds = 0.6
+    options = ZSTEOptions(num_items=2, tasks=("3A",))
+    split = embed_split(model, rows, AudioPolicy(pad_short_clips=True))
+    lengths, encode = [], model.encode_audio
+    model.encode_audio = lambda waveforms, size: lengths.extend(map(len, waveforms)) or encode(waveforms, size)
+    run_zste(split, options)
+    assert lengths == [2 * 9600] * 2
+
+
 def test_recordings_that_cannot_be_joined_are_named(rows, monkeypatch):
     def refuse(*args):
         raise ValueError("too quiet")
 
     monkeypatch.setattr("modeling_supclap.evaluation.zste.compose", refuse)
-    with pytest.raises(BadAudioError, match=r"clip\d.*clip\d.*too quiet"):
+    with pytest.raises(BadAudioError, match=r"cannot join clip\d and clip\d: too quiet"):
         run_zste(split_of(rows), ZSTEOptions(num_items=2, tasks=("3A",)))
 
 

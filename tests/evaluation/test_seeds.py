@@ -9,6 +9,7 @@ from results_fixtures import query_results
 from scipy import stats
 
 from modeling_supclap import evaluation
+from modeling_supclap.evaluation.comparison import COMPARISON_CAPTION
 
 R1 = "retrieval eng t2a R@1"
 
@@ -58,6 +59,30 @@ def test_folders_named_seed_belong_to_the_folder_above(tmp_path):
         evaluation.load_results(tmp_path / "sede*")
 
 
+def test_training_runs_that_differ_only_in_what_a_seed_changes_are_one_model(tmp_path):
+    def save(folder, hits, **arguments):
+        training = {"arguments": {"loss": "svr", "output_dir": folder, **arguments}}
+        of_run = results(hits, name="start")
+        of_run.content["training"] = training
+        of_run.save(tmp_path / folder)
+
+    save("first", 8, seed=3, data_seed=3, run_name="one", resume_from_checkpoint=None)
+    save("again", 12, seed=4, data_seed=4, run_name="two", resume_from_checkpoint="again/checkpoint-3")
+    save("other", 16, seed=4, loss="infonce")
+    loaded = evaluation.load_results(*(tmp_path / name for name in ("first", "again", "other")))
+    assert {name: [each.seed for each in runs] for name, runs in loaded.items()} == {"first": [3, 4], "other": [4]}
+
+
+@pytest.mark.parametrize("names", [["svr-seed2-b_seed=10", "svr-seed2-b_seed=3"], ["svr-b.seed10", "svr-b/seed3"]])
+def test_the_last_seed_of_a_name_is_that_of_the_run(tmp_path, monkeypatch, names):
+    for hits, name in zip((8, 12), names, strict=True):
+        results(hits).save(tmp_path / name)
+    (tmp_path / "svr.txt").touch()  # no folder; files are not in any order
+    monkeypatch.setattr("glob.glob", lambda pattern: [str(tmp_path / name) for name in ("svr.txt", *names[::-1])])
+    ((name, runs),) = evaluation.load_results(tmp_path / "*svr*").items()
+    assert ([each.seed for each in runs], name) == ([10, 3], "svr-b")
+
+
 def test_a_run_without_a_number_has_seed_zero(tmp_path):
     results(8, name="mine").save(tmp_path / "mine")
     results(20, name="mine").save(tmp_path / "mine-seed1")
@@ -83,7 +108,8 @@ def test_each_dataset_has_its_own_tables(tmp_path):
 def test_a_table_is_shown_in_each_format(tmp_path):
     models = {"a_1 & 50%": [results(8), results(12)], "<SVR>": [results(14), results(16)]}
     compared = evaluation.table(models)
-    assert "| <SVR\\> |" in compared.to_markdown() or "SVR" in compared.to_markdown()
+    assert "\n| &lt;SVR&gt; | 2 | 37.5 ± 3.5 " in compared.to_markdown()
+    assert compared._repr_html_().startswith("<pre>esc50: retrieval, eng\nmodel ")
     assert "&lt;SVR&gt;" in compared._repr_html_()
     line = next(line for line in str(compared).splitlines() if line.startswith("<SVR>"))
     assert re.search(r" 2 +37\.5 ± 3\.5 ", line)
@@ -98,7 +124,9 @@ def test_a_table_is_shown_in_each_format(tmp_path):
     rows = [row for row in latex.splitlines() if row.endswith(r" \\")]
     assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [len(columns)] * 3
     assert r"a\_1 \& 50\%" in rows[1]
-    compared.save(tmp_path)
+    assert compared.save(tmp_path) == (tmp_path / "table.md").read_text()
+    assert "<h1>Comparison</h1>" in (tmp_path / "table.html").read_text()
+    assert COMPARISON_CAPTION in (tmp_path / "table.md").read_text()
     assert (tmp_path / "table.tex").read_text() == latex
     assert pandas.read_csv(tmp_path / "table.csv")["value"].tolist() == compared.to_frame()["value"].tolist()
 
@@ -115,5 +143,7 @@ def test_results_of_other_protocols_are_refused():
     one, other = results(8, positives="clip"), results(8, positives="captions")
     with pytest.raises(ValueError, match="positives"):
         evaluation.table({"one": one, "other": other})
+    with pytest.warns(UserWarning, match="positives"):
+        evaluation.table({"one": one, "other": other}, allow_different=True)
     with pytest.raises(ValueError, match="no scores"):
         evaluation.table({})

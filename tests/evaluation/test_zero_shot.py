@@ -109,7 +109,7 @@ def test_class_texts():
     ("classes", "templates", "language", "message"),
     [
         (["x"], [], "eng", r"\{\}"),
-        (["x"], ["a sound"], "eng", r"\{\}"),
+        (["x"], ["a {}", "a sound"], "eng", r"every template needs a \{\}.*\['a \{\}', 'a sound'\]"),
         (["x", "x"], ["{}"], "eng", "'x'"),
         ("dog", ["{}"], "eng", "'dog'"),
         (["a b", "a_b"], ["{}"], "eng", "'a b'"),
