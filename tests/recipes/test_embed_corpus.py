@@ -206,9 +206,10 @@ def test_a_file_of_other_recordings_or_with_another_hash_is_not_current(tmp_path
     of_now = pa.table({"a": [1]}).replace_schema_metadata({"recordings": embed_corpus.hash_states(clips)})
     path, old = tmp_path / "new.parquet", tmp_path / "old.parquet"
     pq.write_table(of_now, path)
-    pq.write_table(pa.table({"a": [1]}), old)  # of version 0.2
+    pq.write_table(pa.table({"a": [1]}), old)  # of another program
     right = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert embed_corpus.is_current(old, clips, None)
+    assert not embed_corpus.is_current(old, clips, None)
+    assert "old.parquet is embedded again: its recordings have changed" in capsys.readouterr().out
     assert embed_corpus.is_current(path, clips, None)
     assert embed_corpus.is_current(path, clips, right)
     assert capsys.readouterr().out == ""

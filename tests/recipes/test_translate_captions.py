@@ -134,7 +134,7 @@ def test_the_check_may_be_left_out(tmp_path, capsys):
     assert "fra" in capsys.readouterr().out
 
 
-ODD = [Caption('a, "b" #ç', 0, 'A dog says "woof",\nthen 犬\u2028'), Caption("001", 3, "Rain\x85 falls")]
+ODD = [Caption('a, "b" #ç', 0, 'A dog says "woof",\u2028\nthen 犬'), Caption("001", 3, "Rain\x85 falls")]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
