@@ -122,7 +122,7 @@ def test_other_data_or_another_protocol_is_refused(change):
 )
 def test_differences_between_models_only_warn(change, message):
     other = {"zste": {"set_hash": "s", "clip_seconds": {"pair": 5.0}}}  # they depend on the model
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="differ in") as warned:
         assert compare(results(A), results(B, **other, **change))
     assert [str(each.message) for each in warned] == [f"the results differ in {message}"]
 
