@@ -146,8 +146,10 @@ def test_the_record_of_a_conversion(tmp_path):
     tower = origins(model)[1]
     assert tower.source == "https://example.org/text.pt"
     assert (tower.license, tower.sha256, tower.layout) == ("cc-by-nc-4.0", "ab" * 32, "fairseq2")
-    assert (tower.tensors, tower.revision) == (387, "c0ffee")
+    assert (tower.tensors, tower.revision, tower.base_model) == (387, "c0ffee", "")
     assert tower.hub_id is None
+    (tmp_path / "text" / "provenance.json").write_text(json.dumps([{**record[0], "base_model": "someone/base"}]))
+    assert (origins(model)[1].base_model, origins(model)[1].hub_id) == ("someone/base", "someone/base")
 
 
 def test_the_record_is_read_in_later_training(tmp_path):

@@ -125,6 +125,7 @@ def test_differences_between_models_only_warn(change, message):
     with pytest.warns(UserWarning, match="differ in") as warned:
         assert compare(results(A), results(B, **other, **change))
     assert [str(each.message) for each in warned] == [f"the results differ in {message}"]
+    assert warned[0].filename == __file__  # where they are compared
 
 
 def test_other_queries_are_refused_or_left_out():

@@ -272,3 +272,4 @@ def test_an_order_blind_model_scores_at_its_level():
     assert scores["order_accuracy"]["value"] == pytest.approx(scores["order_accuracy"]["chance"], abs=0.04)
     assert scores["overlaid_accuracy"]["value"] == 1
     assert arrays["order_accuracy"].mean() == scores["order_accuracy"]["value"]
+    assert {(fields["units"], fields["unit"]) for fields in scores.values()} == {(1000, "pairs")}

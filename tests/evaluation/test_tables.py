@@ -155,7 +155,7 @@ CSV = """\
 
 def test_tables_are_written_in_each_format(tmp_path):
     tables = [arrange(RECORDS[:2], ("model",), "esc50", "10 units."), arrange(RECORDS[2:], caption="20 units.")]
-    stem, records = tmp_path / "new" / "table", [{key: RECORDS[0][key] for key in ("model", "score", "value")}]
+    stem, records = tmp_path / "new" / "one" / "table", [{key: RECORDS[0][key] for key in ("model", "score", "value")}]
     assert write_tables(stem, "esc50", tables, records, "A caption.") == MARKDOWN
     written = {path.suffix: path.read_text() for path in stem.parent.iterdir()}
     page = written.pop(".html")

@@ -56,6 +56,12 @@ def test_negatives_are_those_of_the_loops(monkeypatch, uses_audio, count, first_
     assert found[4] == []
 
 
+def test_a_wrong_caption_as_near_as_the_own_one_is_a_negative():
+    captions = Captions([["A dog"], ["rain"]])
+    equal = np.array([[1.0, 0.0], [1.0, 0.0]])
+    assert list(mine(captions, equal, equal)) == [[(1, 1.0)], [(0, 1.0)]]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("near", ["audio", "text"])
 def test_a_run_trains_on_the_negatives_that_its_start_finds(tmp_path, near):

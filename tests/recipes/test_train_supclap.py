@@ -642,6 +642,21 @@ def test_a_tokenizer_is_trained_on_evenly_spaced_rows(monkeypatch):
     assert [len(tokenizer.tokenize(f" {letter * 7}")) == 1 for letter in "abcde"] == [True, False, False, True, False]
 
 
+def test_normalisation_reads_256_evenly_spaced_clips(tmp_path, monkeypatch):
+    read = []
+
+    def read_row(row, **options):
+        read.append(row["number"])
+        assert (options["sampling_rate_hz"], options["max_seconds"], options["pad_short_clips"]) == (16000, 30.0, True)
+        return builders.noise(4800, seed=len(read))
+
+    monkeypatch.setattr("modeling_supclap.datasets_scripts.audio.read_row", read_row)
+    rows = [{"number": number} for number in range(600)]
+    args = SupCLAPTrainingArguments(str(tmp_path))
+    train_supclap.fit_normalisation(builders.supclap_model().audio_model, builders.bert_processor(), rows, args)
+    assert read == list(range(0, 600, 2))
+
+
 @pytest.mark.process
 def test_normalisation_is_the_same_with_workers(tmp_path):
     rows, processor, statistics = tone_rows(tmp_path, count=6), builders.bert_processor(), []

@@ -77,6 +77,8 @@ def test_the_waveform_of_a_part_has_its_peaks(tmp_path, suffix):
     assert 'viewBox="0 0 200 101" preserveAspectRatio="none"' in drawing
     columns, tops, bottoms = np.array(re.findall(r"M(\d+) ([\d.]+)V([\d.]+)", drawing), float).T
     assert columns.tolist() == list(range(200))
+    path = re.search(r'<path d="([^"]*)"', drawing)[1]
+    assert re.fullmatch(r"(M\d+ [\d.]+V[\d.]+){200}", path)
     np.testing.assert_allclose(tops + bottoms, 101, atol=1e-6)
     heights = 50 - tops
     assert heights[:48].max() < 1 < heights[60:140].min()  # silence, then sound from 3 to 4 s

@@ -558,6 +558,11 @@ def test_the_trainer_saves_a_merged_model_and_checkpoints_can_be_merged(tmp_path
         convert_checkpoint.main([str(tmp_path / "run" / "checkpoint-4"), "--out", str(tmp_path / "merged")])
 
 
+def test_a_checkpoint_without_the_configuration_of_its_adapters_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="contains adapters without their configuration; resume the run"):
+        lora.merge_checkpoint(tmp_path, SupCLAPConfig(), {})
+
+
 def test_adding_adapters_twice_or_merging_none_is_an_error(model):
     with pytest.raises(ValueError, match="add_lora"):
         merge_lora(model)
