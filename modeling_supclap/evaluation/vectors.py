@@ -67,7 +67,7 @@ def restore(vectors: np.ndarray, precision: str) -> np.ndarray:
         signs = 2 * np.unpackbits(vectors, axis=-1).astype(np.float32) - 1
         return signs / np.float32(signs.shape[-1] ** 0.5)
     floats = vectors.astype(np.float32)
-    return floats / np.maximum(np.linalg.norm(floats, axis=-1, keepdims=True), 1)
+    return floats / np.maximum(np.linalg.norm(floats, axis=-1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def score(vectors: np.ndarray, query: np.ndarray, precision: str, limit: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from modeling_supclap.evaluation import vectors
-from modeling_supclap.evaluation.vectors import compress, require_storage, restore, score, shorten
+from modeling_supclap.evaluation.vectors import PRECISIONS, compress, require_storage, restore, score, shorten
 
 
 def unit(seed, count, dim):
@@ -27,20 +27,25 @@ def test_vectors_are_those_of_the_loops(width):
         assert compress(embeds, "binary", width)[row].tolist() == eighths
         signs = [(1 if value > 0 else -1) / len(cut) ** 0.5 for value in cut]
         np.testing.assert_allclose(restore(compress(embeds, "binary", width), "binary")[row], signs, rtol=1e-6)
+        half = compress(embeds, "float16", width)
+        np.testing.assert_allclose(half[row], [value / norm for value in cut], atol=1e-3)
+        restored = restore(half, "float16")[row]
+        np.testing.assert_allclose(restored, half[row] / np.linalg.norm(half[row].astype(float)), rtol=1e-6)
+        assert (half.dtype, restored.dtype) == (np.float16, np.float32)
     np.testing.assert_allclose(np.linalg.norm(restore(compress(embeds, "int8", width), "int8"), axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(restore(compress(embeds, "int8"), "int8"), embeds, atol=0.005)
     assert shorten(embeds, 16) is embeds
 
 
 def test_zeros_stay_finite():
-    for precision in ("float32", "int8", "binary"):
+    for precision in PRECISIONS:
         stored = compress(np.zeros((2, 8), np.float32), precision, 8)
         assert np.isfinite(restore(stored, precision)).all()
     assert np.isfinite(shorten(np.zeros((1, 4)), 2)).all()
     assert compress(np.zeros((0, 16), np.float32), "int8", 8).shape == (0, 8)
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8", "binary"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_scores_are_cosines_with_the_stored_vectors(monkeypatch, precision):
     monkeypatch.setattr(vectors, "_BLOCK_ROWS", 7)
     embeds, query = unit(1, 50, 16), unit(2, 1, 16)[0]
@@ -85,4 +90,5 @@ def test_the_nearest_neighbours_are_mostly_kept(precision, least):
 def test_invalid_forms_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         require_storage(*settings)
-    assert [require_storage(16, *form) for form in (("float32", None), ("int8", 8), ("binary", 8))] == [16, 8, 1]
+    forms = [("float32", None), ("float16", 16), ("int8", 1), ("binary", 8), ("binary", None)]
+    assert [require_storage(16, *form) for form in forms] == [16, 16, 1, 1, 2]
