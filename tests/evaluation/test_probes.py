@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from sklearn.metrics import average_precision_score
 
 from modeling_supclap.evaluation import probes
-from modeling_supclap.evaluation.embed import ClipEmbeddings, EmbeddedSplit
+from modeling_supclap.evaluation.embed import ClipEmbeddings, EmbeddedSplit, hash_dataset
 from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.results import Intervals
 from modeling_supclap.metrics.bootstrap import seed_interval
@@ -64,7 +64,8 @@ def test_the_linear_probe_is_logistic_regression_on_all_training_clips(monkeypat
     assert metrics["top1"]["value"] == pytest.approx(expected)
     assert metrics["top1"]["low"] <= expected <= metrics["top1"]["high"]
     assert metrics["top1"]["chance"] == pytest.approx(1 / 3)
-    assert settings["linear_probe"]["train_hash"]
+    train_hash = hash_dataset(train.rows, train.files)
+    assert settings == {"linear_probe": {"strengths": [2.0], "held_out": 0.2, "train_hash": train_hash}}
 
 
 def test_several_labels_train_one_classifier_per_class(monkeypatch):
@@ -141,10 +142,11 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
     monkeypatch.setattr(probes, "STRENGTHS", (10.0,))
     split = embedded(40, 0, several)
     split.train = embedded(60, 1, several)
-    options = EvaluationOptions(shots=(1, 5), intervals=Intervals(100, seed=1))
+    options = EvaluationOptions(shots=(1, 5), intervals=Intervals(100, 0.8, seed=1))
     scores, arrays, settings = probes.evaluate_few_shot(split, options)
     assert scores["few_shot"].keys() == {"1_per_class", "5_per_class"}
     metric = "mAP" if several else "top1"
+    linear = probes.evaluate_linear_probe(split, options)[0]["linear_probe"]["logistic_regression"]
 
     truth, classes, (part,), _ = probes.prepare_parts(split, options)
     for shots in (1, 5):
@@ -161,6 +163,8 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
                 logits = regress(embeds, labels, 10.0)(tested)
                 values.append((logits.argmax(axis=1) == truth.argmax(axis=1)).mean())
         found = scores["few_shot"][f"{shots}_per_class"][metric]
+        assert found["chance"] == linear[metric]["chance"]
+        assert scores["few_shot"][f"{shots}_per_class"]["num_clips"] == 40
         # scikit-learn stops at a gradient of 1e-4, so that the order of clips with nearly equal scores may change.
         assert found["value"] == pytest.approx(np.mean(values), abs=1e-3 if several else 1e-9)
         assert np.std(values) > 0
@@ -171,7 +175,7 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
         if several:  # three classes have no interval, not even over the draws
             assert (found["low"], found["high"]) == of_clips[:2] == (None, None)
             continue
-        expected = np.clip(seed_interval(values, of_clips[:2]), 0, 1)
+        expected = np.clip(seed_interval(values, of_clips[:2], 0.8), 0, 1)
         assert (found["low"], found["high"]) == pytest.approx(tuple(expected), abs=1e-9)
         assert expected[1] - expected[0] > 1.05 * (of_clips[1] - of_clips[0])  # the draws differ, too
         assert arrays[f"few_shot/{shots}_per_class/{metric}"].mean() == pytest.approx(found["value"])
@@ -215,6 +219,14 @@ def test_probes_without_training_clips_are_an_error():
         probes.evaluate_linear_probe(split, EvaluationOptions())
     split.train = embedded(12, 0)  # the same recordings
     with pytest.raises(ValueError, match=r"\b0 training clips"):
+        probes.evaluate_linear_probe(split, EvaluationOptions())
+    split.train = embedded(9, 1, sources=["one"] * 9)
+    with pytest.raises(ValueError, match="9 training clips come from other recordings than the 12 clips to classify"):
+        probes.evaluate_linear_probe(split, EvaluationOptions())
+    split.train = embedded(9, 1)
+    for row in split.train.rows:
+        row["labels"] = ["dog"]
+    with pytest.raises(ValueError, match="two or more recordings and classes"):
         probes.evaluate_linear_probe(split, EvaluationOptions())
 
 
