@@ -9,7 +9,7 @@ from fake_models import ToneModel, caption_tones
 from memory import traced_peak
 from recordings import tone_rows
 
-from modeling_supclap.evaluation import retrieval
+from modeling_supclap.evaluation import embed, retrieval
 from modeling_supclap.evaluation.embed import (
     AudioPolicy,
     ClipEmbeddings,
@@ -25,6 +25,7 @@ from modeling_supclap.evaluation.retrieval import (
     count_captions,
     evaluate_retrieval,
     find_top,
+    retrieval_metric_names,
     retrieval_metrics,
 )
 from modeling_supclap.metrics.recall import LazySimilarity
@@ -85,7 +86,7 @@ def test_a_model_that_matches_all_is_perfect(rows, two_units_suffice):
     assert arrays["retrieval/eng/t2a/top"].shape == (16, 8)
     assert arrays["retrieval/eng/t2a/top"][:, 0].tolist() == [place // 2 for place in range(16)]
     assert arrays["similarity/eng/positive"] == pytest.approx(1)
-    assert len(arrays["similarity/eng/negative"]) <= 10_000
+    assert len(arrays["similarity/eng/negative"]) == 10_000
     assert arrays["similarity/eng/negative"].max() < 0.1
 
 
@@ -113,8 +114,35 @@ def test_a_known_confusion_has_known_scores(rows, two_units_suffice):
 
 
 def test_english_is_the_anchor_at_any_position(rows):
-    scores, _, _ = retrieve(embed_split(caption_model(rows), rows), ["fra", "eng"])
+    scores, arrays, _ = retrieve(embed_split(caption_model(rows), rows), ["fra", "eng"])
     assert scores["multilingual"].keys() == {"num_parallel", "all", "fra"}
+    assert arrays["multilingual/text"].tolist() == [text for row in rows for text in row["captions"]["eng"]]
+    assert arrays["multilingual/query_id"][:3].tolist() == ["clip0#0", "clip0#1", "clip1#0"]
+
+
+def test_a_large_split_has_the_same_results(rows, monkeypatch):
+    split = embed_split(caption_model(rows, clip2=5), rows)
+    scores, arrays, _ = retrieve(split, LANGUAGES)
+    monkeypatch.setattr(embed, "_STORED_SIMILARITIES", 1)
+    in_tiles, tiled_arrays, _ = retrieve(split, LANGUAGES)
+    assert in_tiles == scores
+    assert tiled_arrays.keys() == arrays.keys()
+    for name, values in arrays.items():
+        if name.startswith("similarity/"):
+            np.testing.assert_allclose(tiled_arrays[name], values, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(tiled_arrays[name], values)
+
+
+def test_languages_without_parallel_captions_are_not_compared(rows):
+    mixed = []
+    for index, row in enumerate(rows):
+        language = LANGUAGES[index % 2]
+        mixed.append({**row, "captions": {language: row["captions"][language]}})
+    scores, arrays, _ = retrieve(embed_split(caption_model(rows), mixed), LANGUAGES, caption_handling="each")
+    assert list(scores) == ["retrieval"]
+    assert not [name for name in arrays if name.startswith("multilingual")]
+    assert scores["retrieval"]["fra"]["t2a"]["R@1"]["chance"] == pytest.approx(1 / 4)
 
 
 def test_figures_show_clips_from_the_whole_split(rows, monkeypatch):
@@ -238,7 +266,9 @@ def test_bad_arguments_are_refused(rows, call, message):
 def test_top_hits_are_row_indices(rows):
     """A clip without a French caption is not a candidate in French, so row indices and candidate indices differ."""
     rows[0] = {**rows[0], "captions": {**rows[0]["captions"], "fra": []}}
-    _, arrays, _ = retrieve(embed_split(caption_model(rows), rows), LANGUAGES, caption_handling="each")
+    scores, arrays, _ = retrieve(embed_split(caption_model(rows), rows), LANGUAGES, caption_handling="each")
+    mean = scores["retrieval"]["mean"]["t2a"]["R@1"]
+    assert mean == {"value": 1.0, "low": None, "high": None, "chance": pytest.approx((1 / 8 + 1 / 7) / 2)}
     assert arrays["retrieval/fra/clip"].tolist() == list(range(1, 8))
     assert arrays["retrieval/fra/t2a/top"][:, 0].tolist() == np.repeat(range(1, 8), 2).tolist()
     assert set(arrays["retrieval/fra/a2t/top"][:, 0]) == set(range(0, 14, 2))
@@ -345,6 +375,28 @@ def test_a_perfect_model_whichever_process_saw_which_clip(order):
 def test_scores_of_wrong_captions(nearest, expected):
     report = metrics(nearest)
     assert {name: report[name] for name in expected} == pytest.approx(expected)
+
+
+def test_the_median_of_an_even_number_of_ranks_is_rounded_down():
+    texts = np.stack([AXES[0], 0.8 * AXES[0] + 0.6 * AXES[1]])  # the second is nearer to clip a than to its own
+    prediction = SimpleNamespace(predictions=(AXES[:2], texts[:, None]), label_ids=np.arange(2))
+    split = split_from_predictions(prediction, [row("a", ["A"]), row("b", ["B"])], ["eng"])
+    scores = retrieve(split)[0]["retrieval"]["eng"]["t2a"]
+    assert (scores["mean_rank"]["value"], scores["median_rank"]["value"]) == (1.5, 1)
+
+
+def test_the_trainer_gets_the_metrics_of_each_dataset_and_language():
+    rows = [{**ROWS[0], "dataset": "x"}, {**ROWS[1], "dataset": "x"}, {**ROWS[2], "dataset": "y"}]
+    found = retrieval_metrics(IndexedRows(rows), LANGUAGES, "clip")(predicted(OWN))
+    of_x = [f"x_{name}" for name in retrieval_metric_names(LANGUAGES)]
+    of_y = [f"y_{name}" for name in retrieval_metric_names(["eng"])]
+    assert set(found) == {*retrieval_metric_names(LANGUAGES), *of_x, *of_y}
+    assert retrieval_metric_names(["fra"]) == [
+        "mean_recall",
+        *(f"fra_t2a_{name}" for name in ("R@1", "R@5", "R@10", "mAP@10", "mean_rank", "median_rank", "num_queries")),
+        *(f"fra_a2t_{name}" for name in ("R@1", "R@5", "R@10", "mAP@10", "mean_rank", "median_rank", "num_queries")),
+        "mean_recall_chance",
+    ]
 
 
 @pytest.mark.parametrize("indices", [[0, 1, 1], [0, 1, 3]])
