@@ -1,5 +1,7 @@
 """Audio-to-audio retrieval, compared with sorting in a loop: several labels, shared recordings, chance and blocks."""
 
+from math import comb
+
 import numpy as np
 import pytest
 
@@ -50,15 +52,24 @@ def test_scores_are_those_of_a_sort(monkeypatch, block):
     found = scores["audio_to_audio"]["shared_label"]
     assert arrays["audio_to_audio/shared_label/query_id"].tolist() == list(expected)
     assert found["num_queries"] == len(expected) == 49
+    queried = [number for number, row in enumerate(split.rows) if row["clip_id"] in expected]
     for column, name in enumerate(["R@1", "R@5", "R@10", "mAP@10"]):
         values = [outcome[column] for outcome in expected.values()]
         np.testing.assert_allclose(arrays[f"audio_to_audio/shared_label/{name}"], values, atol=1e-12)
         assert found[name]["value"] == pytest.approx(np.mean(values))
         assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
 
-    # Chance: rank 1 in a shuffled list.
-    level = np.mean([np.mean(hits) for *_, hits in expected.values()])
-    assert found["R@1"]["chance"] == pytest.approx(level)
+    # Chance: the first k of a shuffled list.
+    for k in (1, 5, 10):
+        levels = [1 - comb(len(hits) - sum(hits), k) / comb(len(hits), k) for *_, hits in expected.values()]
+        assert found[f"R@{k}"]["chance"] == pytest.approx(np.mean(levels))
+    levels = []
+    for *_, hits in expected.values():
+        n, m = len(hits), sum(hits)
+        levels.append(sum((1 + (rank - 1) * (m - 1) / (n - 1)) / rank for rank in range(1, 11)) / n)
+    assert found["mAP@10"]["chance"] == pytest.approx(np.mean(levels))
+    assert (found["R@1"]["units"], found["R@1"]["unit"]) == (len(set(split.sources[queried])), "recordings")
+    assert arrays["audio_to_audio/shared_label/cluster"].tolist() == split.sources[queried].tolist()
 
 
 def test_recordings_without_a_common_label_are_an_error():

@@ -194,6 +194,15 @@ def test_code_of_a_repository_runs_only_if_it_is_trusted(tmp_path, capsys):
     assert other.fingerprint != adapted.fingerprint
 
 
+def test_only_a_model_with_a_language_option_gets_the_language(tmp_path):
+    code = CODE.replace("    sampling_rate =", '    forward_kwargs = {"language"}\n    sampling_rate =')
+    code = code.replace("values, width]", 'values, width * (3 if options.get("language") == "fra" else 1)]')
+    folder = save_code(tmp_path / "model", code)
+    adapted = load_embedding_model(folder, device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(adapted.encode_text(["rain"], "eng"), [[0.5**0.5, 0.5**0.5]], atol=1e-6)
+    np.testing.assert_allclose(adapted.encode_text(["rain"], "fra"), [[0.1**0.5, 0.9**0.5]], atol=1e-6)
+
+
 def test_embedding_gemma2_embeds_all_of_a_long_recording_with_its_prompts(tmp_path):
     pytest.importorskip("torchvision")
     folder = str(save_gemma2(tmp_path))

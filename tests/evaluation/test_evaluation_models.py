@@ -99,6 +99,11 @@ def test_a_function_by_name(tmp_path, monkeypatch):
     assert adapted.sampling_rate_hz == 16000
     with pytest.raises(ValueError, match=r"my_models.*'lode'"):
         load_embedding_model("my_models:lode")
+    with pytest.raises(ValueError, match="module my_models has no function '__name__'"):  # it is a text
+        load_embedding_model("my_models:__name__")
+    (tmp_path / "my_models:folder").mkdir()  # an existing folder is no function
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load_embedding_model("my_models:folder")
     with pytest.raises(ImportError, match="no_models:load"):
         load_embedding_model("no_models:load")
 

@@ -18,6 +18,7 @@ from modeling_supclap.evaluation.results import (
     paper_results,
     score,
 )
+from modeling_supclap.metrics.bootstrap import bootstrap_intervals
 from modeling_supclap.metrics.names import get_metric
 
 A = [1, 0, 0, 1, 0, 0, 1, 0, 0, 0] * 4
@@ -117,8 +118,9 @@ def test_tables_are_in_percent_where_scores_are_shares():
             "interval)",
         ],
     ]
-    assert lines[0][-3:] == ["order-blind", "resampled", "units"]
-    assert "order-blind" not in Results({"scores": {"retrieval": scores["retrieval"]}}).table()
+    assert lines[0] == ["score", "value", "interval", "chance", "order-blind", "resampled", "units"]
+    plain = Results({"scores": {"multilingual": {"all": {"MRV": score(12.5)}}}}).table().splitlines()
+    assert plain[0].split() == ["score", "value", "interval", "chance"]
     assert [each.place for each in flat_scores(scores)][3] == ("multilingual", "fra", "Dis")
     compared = format_comparison(compare(results(A), results(B))).splitlines()
     row = next(line for line in compared if "t2a R@1" in line)
@@ -134,6 +136,10 @@ def test_tables_are_in_percent_where_scores_are_shares():
         ({"dataset": "esc50", "classes": 10}, "esc50, 10 of 50 classes"),
         ({"dataset": "prepared", "origin": "urbansound8k", "classes": 3}, "urbansound8k, 3 of 10 classes"),
         ({"dataset": "clotho", "classes": 0}, "clotho"),
+        ({"dataset": "esc50", "classes": 0}, "esc50"),
+        ({"dataset": "esc50"}, "esc50"),
+        ({"dataset": "esc50", "classes": 1}, "esc50, 1 of 50 classes"),
+        ({"dataset": None, "origin": None}, "unnamed data"),
     ],
 )
 def test_a_subset_of_the_classes_is_named_as_such(protocol, name):
@@ -151,6 +157,8 @@ def test_intervals_are_those_of_the_bootstrap():
     expected = stats.bootstrap((A,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
     assert (low, high) == (pytest.approx(expected.low, abs=0.03), pytest.approx(expected.high, abs=0.03))
     assert units == [40, "clips"]
+    drawn = bootstrap_intervals(outcomes, np.arange(40) // 2, num_resamples=50, confidence=0.8, seed=3)
+    assert Intervals(50, 0.8, 3).draw(outcomes, np.arange(40) // 2, "pairs") == {"R@1": (*drawn["R@1"], 20, "pairs")}
     assert Intervals(0).draw(outcomes, np.arange(40), "clips") == {"R@1": None}
     assert Intervals().draw(outcomes, np.arange(40) % 2, "tapes") == {"R@1": (None, None, 2, "tapes")}
 
@@ -214,5 +222,5 @@ def test_every_entry_of_the_papers_is_one_score():
         if entry["task"] in ("overhead", "parameters"):
             largest = 1e7
         assert 0 <= entry["value"] <= largest, entry
-    with pytest.raises(ValueError, match=r"\['modle'\]"):
-        paper_results(modle="KCL")
+    with pytest.raises(ValueError, match=r"\['modle', 'tabel'\]; the entries have \['paper', 'table', 'task', "):
+        paper_results(tabel="1", modle="KCL")
