@@ -244,7 +244,7 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
             record = columns.read(values, where)
             if record["split"] not in ("", *SPLITS):
                 raise ValueError(f"{where}: the split is {record['split']!r}; expected one of {', '.join(SPLITS)}")
-            record["split"] = record["split"] or _split_of_table(table) or ""
+            record["split"] = record["split"] or ("" if recording else _split_of_table(table)) or ""
             name = recording or str(values.get(columns.of_field.get("file_name", "file_name")) or "").strip()
             if not name:
                 raise ValueError(

@@ -336,6 +336,15 @@ def test_captions_can_be_in_text_files_next_to_the_audio(folder, load):
     assert rows["1.wav"]["captions"] == {"fra": ["Spectrogram 1"]}
 
 
+def test_texts_of_recordings_named_like_splits_are_no_splits(tmp_path, load):
+    names = ["dog", "train", "bird", "test"]
+    touch(tmp_path / "data", [f"{name}.wav" for name in names])
+    for name in names:
+        (tmp_path / "data" / f"{name}.txt").write_text(f"A {name}")
+    captions = {name: row["captions"]["eng"] for name, row in rows_of(load()).items()}
+    assert captions == {f"{name}.wav": [f"A {name}"] for name in names}
+
+
 def test_text_files_may_be_apart_from_the_recordings(folder, load, tmp_path):
     touch(tmp_path / "sounds", [f"day/{name}" for name in NAMES])
     for name in NAMES:
