@@ -178,15 +178,15 @@ def zste_scores(
     >>> both["eng_3A"], both["fra_3A"], both["3A_MRV"]  # ranks 0 and 2
     (1.0, 0.0, 1.0)
     """
-    ranks = zste_ranks(scores, relevant, tasks)
     for name, column in (("opposites", opposites), ("languages", languages), ("questions", questions)):
-        if column is not None and len(column) != len(ranks):
-            raise ValueError(f"got {len(column)} {name} for {len(ranks)} questions; give one for each")
+        if column is not None and len(column) != len(scores):
+            raise ValueError(f"got {len(column)} {name} for {len(scores)} questions; give one for each")
 
     if opposites is None:
-        opposites = [None] * len(ranks)
+        opposites = [None] * len(scores)
     if languages is None:
         return _score_tasks(scores, relevant, tasks, opposites)
+    ranks = zste_ranks(scores, relevant, tasks)
     summary: dict[str, float] = {}
     for language in dict.fromkeys(languages):
         rows = np.flatnonzero(np.asarray(languages) == language).tolist()
@@ -210,7 +210,8 @@ def _score_tasks(
         for row, right, opposite, other in zip(scores, relevant, opposites, tasks, strict=True):
             if other == task:
                 chances.append(zste_chance(len(row), task))
-                ordered += [] if opposite is None else [(row, right, opposite)]
+                if opposite is not None:
+                    ordered.append((row, right, opposite))
         summary[task] = float(outcomes.mean())
         summary[f"{task}_chance"] = mean(chances)
         summary[f"{task}_questions"] = len(outcomes)
