@@ -215,12 +215,6 @@ def test_other_joins_and_other_seeds_are_other_sets(tmp_path, rows):
     assert all(num_embedded)
 
 
-def test_a_clip_of_several_labels_is_named(rows):
-    rows[2] = {**rows[2], "labels": ["tone_0", "tone_3"]}
-    with pytest.raises(ValueError, match=r"clip clip2 has the labels \['tone_0', 'tone_3'\]; ZSTE needs one label"):
-        run_zste(split_of(rows), OPTIONS)
-
-
 def test_too_few_classes_for_the_candidates_are_an_error(rows):
     with pytest.raises(ValueError, match=r"num_candidates.*500"):
         run_zste(split_of(rows), ZSTEOptions(8, 500))
