@@ -52,13 +52,16 @@ def _type_rules(model: Any, args: Any, processor: Any) -> Rules:
     yield is_other, f"the model is a {kind}, but SupCLAPTrainer trains a SupCLAPModel; {advice}"
     is_other = not isinstance(args, SupCLAPTrainingArguments)
     yield is_other, f"args is {given}; pass SupCLAPTrainingArguments, with the same arguments"
-    yield processor is None, "processing_class is missing; pass the SupCLAPProcessor of the model"
+    is_other, given = not isinstance(processor, SupCLAPProcessor), type(processor).__name__
+    yield is_other, f"processing_class is {given}; pass the SupCLAPProcessor of the model"
 
 
 def _model_rules(
     model: SupCLAPModel, args: SupCLAPTrainingArguments, processor: SupCLAPProcessor, has_own_objective: bool
 ) -> Rules:
     """Yield what a trainer refuses because of its model, its processor or the launch."""
+    is_frozen = not any(weight.requires_grad for weight in model.parameters())
+    yield is_frozen, "all weights of the model are frozen; set requires_grad of those to train"
     gpus, width, sharding = args.n_gpu, model.config.projection_dim, args.sharding
     yield gpus > 1, f"one process sees {gpus} GPUs; start one process per GPU with `accelerate launch`"
     without_bias = args.loss == "siglip" and not has_own_objective and model.logit_bias is None
@@ -82,11 +85,9 @@ def _model_rules(
 
 def _row_rules(train_rows: Any, eval_rows: Any, args: SupCLAPTrainingArguments) -> Rules:
     """Yield what a trainer refuses because of its rows."""
-    yield (
-        isinstance(train_rows, Mapping),
-        f"train_dataset is a dict of {list(train_rows or ())[:5]}; join several datasets with "
-        "modeling_supclap.datasets_scripts.mixture.mix",
-    )
+    if isinstance(train_rows, Mapping):
+        advice = "join several datasets with modeling_supclap.datasets_scripts.mixture.mix"
+        yield True, f"train_dataset is a dict of {list(train_rows)[:5]}; {advice}"
     yield (
         args.negatives_per_clip and train_rows is not None and not _has_negatives(train_rows),
         "negatives_per_clip is set, but no training row has `negatives`; write them with `supclap mine`",

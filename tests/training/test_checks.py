@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import builders
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -17,6 +18,7 @@ from test_temporal_training import items_of
 from test_trainer import QUICK, arguments, build, processor
 from transformers import TrainingArguments
 
+from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts.mixture import _DatasetSplit
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT
 from modeling_supclap.datasets_scripts.stream import RowStream
@@ -39,6 +41,11 @@ def trainer_of(model: Any, args: Any) -> SupCLAPTrainer:
     return SupCLAPTrainer(model, args, MISSING, None, processor())
 
 
+def frozen_model() -> SupCLAPModel:
+    """Build a model without trainable weights."""
+    return builders.supclap_model().requires_grad_(False)
+
+
 STREAM = Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset()
 MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"eng": ["a"]}} for number in range(9)]
 
@@ -46,7 +53,13 @@ MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"e
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: SupCLAPTrainer(builders.supclap_model(), arguments(folder)), "processing_class"),
+        (lambda folder: SupCLAPTrainer(builders.supclap_model(), arguments(folder)), "processing_class is NoneType"),
+        (
+            train_on(MISSING, front_end=builders.bert_tokenizer()),
+            "processing_class is BertTokenizer; .*SupCLAPProcessor",
+        ),
+        (train_on(pd.DataFrame(MISSING), MISSING), "DataFrame.*from_pandas"),
+        (lambda folder: trainer_of(frozen_model(), arguments(folder)), "all weights of the model are frozen"),
         (
             train_on(MISSING, front_end=builders.pair("whisper")[1], features_on_device=True, on_bad_audio="skip"),
             "features_on_device.*WhisperFeatureExtractor",
