@@ -105,8 +105,8 @@ def _index(paths: Sequence[str], split: str, read: Any, types: datasets.Features
             for path, rows in zip(paths, pool.map(read, paths), strict=True):
                 for number, row in enumerate(rows, count):
                     row["clip_id"] = row["clip_id"] or f"{split}-{number:06d}"
-                    if any(row["captions"].values()):
-                        named = {**hf.name_row(row, types["captions"]), "file": path}
+                    named = {**hf.name_row(row, types["captions"]), "file": path}
+                    if any(named["captions"].values()):
                         yield {name: named[name] for name in types}
                     else:
                         left_out.append(row["clip_id"])
@@ -114,7 +114,7 @@ def _index(paths: Sequence[str], split: str, read: Any, types: datasets.Features
         if len(left_out) == count:
             raise ValueError(f"{paths[0]} contains no recordings with captions, such as {', '.join(SUFFIXES)}")
         if left_out:
-            counts = f"{len(left_out)} of {count} rows without a recording or a caption"
+            counts = f"{len(left_out)} of {count} rows without a recording or a caption in {list(types['captions'])}"
             logger.warning("%s: left out %s, such as %s", split, counts, left_out[0])
 
     versions = [use_files(path, lambda system, name: system.ukey(name)) for path in paths]

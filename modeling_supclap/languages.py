@@ -44,6 +44,17 @@ def _find(**code: str) -> Any:
     return pycountry.languages.get(**code)
 
 
+def find_language_code(text: str) -> str:
+    """Return the ISO 639-3 code for a two-letter code, an older three-letter code or an English name, or "".
+
+    Example:
+        >>> find_language_code("it"), find_language_code("Italian"), find_language_code("?")
+        ('ita', 'ita', '')
+    """
+    match = _find(bibliographic=text) or _find(alpha_2=text) or _find(name=text)
+    return match.alpha_3 if match else ""
+
+
 def require_language_code(language: str) -> None:
     """Raise ValueError if a string does not have the format of a language code, such as "deu" or "deu_Latn".
 
@@ -54,11 +65,10 @@ def require_language_code(language: str) -> None:
         Traceback (most recent call last):
         ValueError: language 'it' is not an ISO 639-3 code; did you mean 'ita'?
     """
-    older = _find(bibliographic=language)
-    if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", language) and older is None:
+    if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", language) and _find(bibliographic=language) is None:
         return
-    match = older or _find(alpha_2=language) or _find(name=language)
-    hint = f"did you mean {match.alpha_3!r}?" if match else f"pass three letters, such as {', '.join(LANGUAGES)}"
+    code = find_language_code(language)
+    hint = f"did you mean {code!r}?" if code else f"pass three letters, such as {', '.join(LANGUAGES)}"
     raise ValueError(f"language {language!r} is not an ISO 639-3 code; {hint}")
 
 

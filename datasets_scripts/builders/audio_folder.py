@@ -116,18 +116,19 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
             files = [file for file in self.files if file.lower().endswith(suffixes)]
             if tables := self._named_tables(files):
                 return dict.fromkeys(tables, "")
-            # If the columns are set, a single table in the top folder may have any name.
-            on_top = [file for file in files if "/" not in file]
-            if len(on_top) == 1 and (self.columns or self.caption_columns):
+            # A single table in the top folder may have any name; a text is a table only if its columns are set.
+            on_top, texts = [file for file in files if "/" not in file], self._find_texts()
+            is_table = self.columns or self.caption_columns or (suffixes == TABLE_SUFFIXES and not texts)
+            if len(on_top) == 1 and is_table:
                 return {on_top[0]: ""}
-            if texts := self._find_texts():
+            if texts:
                 return texts
         others = [file for file in self.files if file.lower().endswith(_UNREAD)]
         hint = f", only {listing(others, 3)}: save it as one of these, with a column caption" if others else ""
         raise FileNotFoundError(
             f"{self.folder} contains neither a table metadata or captions, or train, val and test "
-            f"({', '.join(TABLE_SUFFIXES)}), nor text files with the names of recordings{hint} (one table in the top "
-            "folder may keep its name: set audio_column and caption_column)"
+            f"({', '.join(TABLE_SUFFIXES)}), nor one table in the top folder, nor text files with the names of "
+            f"recordings{hint}"
         )
 
     def _named_tables(self, files: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from modeling_supclap.languages import LANGUAGE_TABLE, LANGUAGES
+from modeling_supclap.languages import LANGUAGES, find_language_code
 
 from ..schema import SEGMENT_COLUMNS, SPLIT_NAMES, Event
 
@@ -30,6 +30,7 @@ USUAL_NAMES = {
     "license": ("license", "licence"),
     "clip_id": ("clip_id",),
     "events": ("events",),
+    "language": ("language", "lang", "locale"),
     "rate": ("sampling_rate", "sample_rate", "sampling_rate_hz"),
     "start_seconds": ("start_seconds",),
     "end_seconds": ("end_seconds",),
@@ -41,9 +42,6 @@ CAPTIONS = ("text", "sentence", "raw_text", "transcription", "transcript", "anno
 
 _SEVERAL_LABELS = ("labels", "tags")  # columns in which separators divide labels
 _TIMES = (*SEGMENT_COLUMNS, "duration_seconds")
-_LANGUAGE_KEYS = {"ger": "deu", "fre": "fra", "dut": "nld", "chi": "zho", "cmn": "zho"}
-for _code, _language in LANGUAGE_TABLE.items():
-    _LANGUAGE_KEYS |= {_language.iso_639_1: _code, _language.name.casefold(): _code}
 
 # Names of the start and of the end or the length of a part, without units. Only pairs are read, because a single start
 # is often the start of the clip in another recording, such as a YouTube video.
@@ -234,17 +232,30 @@ class Columns:
             segment = self._read_part(cells)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-        captions, labels = self._read_captions(values, where), self._read_labels(cells.get("labels"))
+        language = self._read_language(clean_text(cells.get("language")), where)
+        captions, labels = self._read_captions(values, language, where), self._read_labels(cells.get("labels"))
         events = _read_events(parse(cells.get("events")), where)
         return {**record, "captions": captions, "labels": labels, "events": events, **segment, "where": where}
 
-    def _read_captions(self, values: Mapping[str, Any], where: str) -> dict[str, list[str]]:
+    def _read_language(self, cell: str, where: str) -> str:
+        """Return the language of the captions of a row that have none in the name of their column."""
+        if not cell or None not in self.captions.values():
+            return self.language
+        column, off = self.of_field["language"], "turn the column off with columns={'language': ''}"
+        language = language_code(cell, among=None)
+        if not language:
+            raise ValueError(f"{where}: the language of the captions is {cell!r}; use ISO 639-3 codes, or {off}")
+        if language != self.language:
+            warn_once(f"the column {column!r} has the language of the captions; if it has another one, {off}")
+        return language
+
+    def _read_captions(self, values: Mapping[str, Any], row_language: str, where: str) -> dict[str, list[str]]:
         captions: dict[str, list[str]] = {}
         columns: dict[str, dict[bool, str]] = {}  # by language, and whether a name or key states the language
         for column, language_of_name in self.captions.items():
             cell, place = parse(values.get(column)), f"{where}, column {column!r}"
-            for language, texts in read_texts(cell, language_of_name or self.language, place):
-                if self.languages is not None and language not in self.languages:
+            for language, texts in read_texts(cell, language_of_name or row_language, place):
+                if self.languages is not None and language not in (*self.languages, row_language):
                     raise ValueError(
                         f"{place} is in the unknown language {language!r}; rename the column, or add its ISO 639-3 "
                         "code to languages"
@@ -343,14 +354,23 @@ def _split_time(name: str) -> tuple[str, float | None]:
     return " ".join(word for word in words if word not in ("t", "time", "clip", "segment", "event")), unit
 
 
-def language_code(key: str) -> str:
-    """Return the ISO 639-3 code of a language code with two or three letters or of an English name, or "".
+@cache
+def language_code(key: str, among: Collection[str] | None = LANGUAGES) -> str:
+    """Return the ISO 639-3 code of a language code or an English name, or "".
 
-    >>> language_code("DEU"), language_code("zh-CN"), language_code("German"), language_code("raw2")
+    Args:
+        among: Languages of names and of codes with two letters, which may be other words. None: all.
+
+    >>> language_code("DEU"), language_code("zh-CN"), language_code("German"), language_code("id")
     ('deu', 'zho', 'deu', '')
+    >>> language_code("id", among=None)
+    'ind'
     """
     word = plain(key).partition("_")[0]
-    word = _LANGUAGE_KEYS.get(word, word)
+    code = find_language_code(key) or find_language_code(word)
+    code = "zho" if "cmn" in (code, word) else code
+    if code and (among is None or code in among):
+        return code
     return word if re.fullmatch("[a-z]{3}", word) else ""
 
 

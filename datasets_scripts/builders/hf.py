@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 import soundfile
 
+from modeling_supclap.languages import LANGUAGES
+
 from ..remote_files import local_folder, refuse_pointer
 from ..schema import CHANNEL, FILE_SOURCE, SEGMENT_COLUMNS, SPLIT_NAMES, check_rows, features
 from ..splits import SPLITS, connect, draw_splits, warn_of_shared
@@ -89,6 +91,8 @@ class HubColumns(Columns):
         for name, language in self.captions.items():
             keys = map(language_code, types[name]) if isinstance(types[name], dict) else [language or self.language]
             self.found |= dict.fromkeys(keys)
+        if "language" in self.of_field:  # which languages the rows have is not known yet
+            self.found |= dict.fromkeys(LANGUAGES)
 
     @property
     def features(self) -> datasets.Features:

@@ -251,12 +251,35 @@ def test_captions_without_a_language_do_not_join_those_of_a_named_one(folder, lo
         load()
 
 
-def test_a_single_table_may_have_any_name_if_columns_are_set(folder, load):
+def test_a_single_table_may_have_any_name(folder, load):
+    write_csv(folder / "notes.csv", [["file_name", "caption"], *([name, f"sound {name}"] for name in NAMES)])
+    assert rows_of(load())["3.wav"]["captions"]["eng"] == ["sound 3.wav"]
+    (folder / "notes.txt").write_text("file_name,caption", encoding="utf-8")  # no table, if no column is named
+    assert len(rows_of(load())) == 10
+    (folder / "7.txt").write_text("a bell", encoding="utf-8")
+    assert [row["captions"]["eng"] for row in rows_of(load(test_fraction=1)).values()] == [["a bell"]]
+    (folder / "7.txt").unlink()
+    (folder / "notes.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"nor one table in the top folder.*only notes\.txt"):
+        load()
+
+
+def test_each_line_may_have_its_own_language(folder, load):
+    lines = [[name, language, f"{language} {name}"] for name in NAMES for language in ("English", "fr")]
+    write_csv(folder / "metadata.csv", [["file_name", "language", "caption"], *lines])
+    for name, row in rows_of(load(languages=["eng", "fra", "deu"])).items():
+        assert row["captions"] == {"eng": [f"English {name}"], "fra": [f"fr {name}"], "deu": []}
+    assert rows_of(load(languages=["fra"]))["2.wav"]["captions"] == {"fra": ["fr 2.wav"]}
+    one = rows_of(load(languages=["eng"], columns={"language": ""}))["2.wav"]
+    assert one["captions"] == {"eng": ["English 2.wav", "fr 2.wav"]}
+
+
+def test_a_table_of_other_columns_may_have_any_name_if_they_are_set(folder, load):
     lines = [["Nr", "Datei", "Text"], *([number, name, f"sound {name}"] for number, name in enumerate(NAMES))]
     text = "\n".join(";".join(map(str, line)) for line in lines)
     (folder / "Übersicht.csv").write_text(text, encoding="utf-8-sig")
-    with pytest.raises(FileNotFoundError, match=r"Übersicht\.csv"):
-        load()
+    with pytest.raises(ValueError, match=r"Übersicht\.csv.*\['Nr', 'Datei', 'Text'\]"):
+        load().as_dataset()
     rows = rows_of(load(audio_column="Datei", caption_column="Text"))
     assert {name: row["captions"]["eng"] for name, row in rows.items()} == {name: [f"sound {name}"] for name in NAMES}
     for second in ("Zweite.csv", "tabellen/Zweite.csv"):
@@ -632,14 +655,13 @@ def test_bad_settings_are_refused(folder, load, config, message):
 
 
 def test_a_folder_without_captions_or_with_too_many_tables_is_refused(folder, load):
-    with pytest.raises(FileNotFoundError, match=r"names of recordings \(one table in the top"):
+    with pytest.raises(FileNotFoundError, match=r"nor text files with the names of recordings$"):
         load()
-    write_csv(folder / "train_test.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)])
-    with pytest.raises(FileNotFoundError, match=r", only train_test\.csv: save it"):  # of one split or the other?
+    for name in ("train_test.csv", "manifest.csv"):  # of one split or the other? of a prepared set?
+        write_csv(folder / name, [["file_name", "caption"], *([name, "A"] for name in NAMES)])
+    with pytest.raises(FileNotFoundError, match=r", only manifest\.csv, train_test\.csv: save it"):
         load()
-    (folder / "train_test.csv").rename(folder / "manifest.csv")  # of a prepared set, for example
-    with pytest.raises(FileNotFoundError, match=r", only manifest\.csv: save it"):
-        load()
+    (folder / "train_test.csv").unlink()
     (folder / "manifest.csv").unlink()
     touch(folder, ["data/train-00000-of-00001.parquet"])
     with pytest.raises(FileNotFoundError, match=r"data/train-00000-of-00001\.parquet"):

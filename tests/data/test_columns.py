@@ -248,6 +248,40 @@ def test_captions_with_and_without_a_language_are_not_merged():
 
 
 @pytest.mark.parametrize(
+    ("cell", "language"),
+    [
+        ("de", "deu"),
+        (" DE-at", "deu"),
+        ("German", "deu"),
+        ("ger", "deu"),
+        ("deu_Latn", "deu"),
+        ("it", "ita"),
+        ("Swiss German", "gsw"),
+        ("Mandarin Chinese", "zho"),
+        ("zh_CN", "zho"),
+        ("en", "eng"),
+        (None, "eng"),
+    ],
+)
+def test_captions_are_in_the_language_of_their_row(cell, language, caplog):
+    values = {"text": "a", "caption_fra": "b", "Locale": cell}
+    read_captions = Columns(values, ColumnOptions(), ["eng", "fra"]).read(values, "a.csv, line 2")["captions"]
+    assert read_captions == {language: ["a"], "fra": ["b"]}
+    told = "the column 'Locale' has the language of the captions; if it has another one, turn the column off with"
+    assert [told in message for message in caplog.messages] == [True] * (language != "eng")
+    assert read(values, columns={"language": ""})["captions"] == {"eng": ["a"], "fra": ["b"]}
+    assert read(values, columns={"language": ""}, caption_language="spa")["captions"] == {"spa": ["a"], "fra": ["b"]}
+
+
+def test_an_unknown_language_of_a_row_is_refused_if_captions_are_in_it():
+    values = {"text": "a", "language": "multi"}
+    with pytest.raises(ValueError, match=r"line 2: .* is 'multi'; use ISO 639-3 .*columns=\{'language': ''\}"):
+        read(values)
+    assert read({"caption_eng": "a", "lang": "multi"})["captions"] == {"eng": ["a"]}
+    assert Columns(values, ColumnOptions(), captioned=False).read(values, "line 2")["captions"] == {}
+
+
+@pytest.mark.parametrize(
     ("cell", "value"),
     [
         (' ["a", "b"] ', ["a", "b"]),

@@ -292,6 +292,23 @@ def test_rows_without_captions_are_left_out_of_a_stream_too(tmp_path, caplog):
     assert "left out 2 of 12 rows" in caplog.text
 
 
+def test_each_row_of_a_table_or_stream_may_have_its_own_language(tmp_path, caplog):
+    (tmp_path / "hub").mkdir()
+    languages = ["en", "fr", "it", "fr", None]
+    table(5, text=list("abcde"), language=languages).to_parquet(str(tmp_path / "hub" / "train.parquet"))
+    options = {"data_dir": str(tmp_path / "hub"), "validation_fraction": 0, "test_fraction": 0}
+    rows = list(load_splits("hf", cache_dir=str(tmp_path / "cache"), **options)["train"])
+    stream = list(load_splits("hf", streaming=True, **options)["train"])
+    expected = [("eng", "a"), ("fra", "b"), ("ita", "c"), ("fra", "d"), ("eng", "e")]
+    assert [{name: texts for name, texts in row["captions"].items() if texts} for row in rows] == [
+        {language: [text]} for language, text in expected
+    ]
+    known = [row for row in rows if not row["captions"].pop("ita")]
+    assert [row["captions"] for row in stream] == [row["captions"] for row in known]
+    assert "left out 1 of 5 rows without a recording or a caption in ['eng', 'fra', " in caplog.text
+    assert "train-000002" in caplog.text
+
+
 def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
     per_caption(4, 2).select([0, 4, 1, 5, 2, 6]).to_parquet(str(tmp_path / "train.parquet"))
     stream = load_splits("hf", data_dir=str(tmp_path), streaming=True, validation_fraction=0, test_fraction=0)["train"]
