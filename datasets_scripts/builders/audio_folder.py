@@ -299,19 +299,17 @@ def choose_splits(config: AudioFolderConfig, clips: Sequence[Clip], given: Seque
 
     Raises ValueError if only some clips have a split, or if there are too few recordings.
     """
-    without = [clip.clip_id for clip, split in zip(clips, given, strict=True) if not split]
-    if not without and config.test_group is None:
+    rows = [row for row, clip in enumerate(clips) if clip.audio_path]  # others have no file, and need no split
+    without = [clips[row].clip_id for row in rows if not given[row]]
+    if not rows or (not without and config.test_group is None):
         return given
-    if 0 < len(without) < len(clips):
-        split = next(filter(None, given))
+    if 0 < len(without) < len(rows):
+        row = next(row for row in rows if given[row])
         raise ValueError(
-            f"{len(without)} of {len(clips)} clips have no split ({listing(without)}), but "
-            f"{clips[given.index(split)].clip_id} has {split}; set the split of all or of no clips, such as in a "
-            "column split"
+            f"{len(without)} of {len(rows)} clips have no split ({listing(without)}), but {clips[row].clip_id} has "
+            f"{given[row]}; set the split of all or of no clips, such as in a column split"
         )
 
-    # Sample only from recordings with a file, so that the fractions refer to these.
-    rows = [row for row, clip in enumerate(clips) if clip.audio_path] or range(len(clips))
     sources = [clips[row].source for row in rows]
     groups = group_clips([clips[row] for row in rows])
     fractions = {"validation": config.validation_fraction, "test": config.test_fraction}

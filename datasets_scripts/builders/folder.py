@@ -330,10 +330,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
             raise ValueError(f"{config.DATASET}: no clips left in {source}: {counts or 'it lists none'}")
 
         folder, files = config.recordings.folder, config.recordings.files
-        name, advice = Path(collection.missing[0]).name, ""
-        for file in files:
-            if Path(file).name == name:
-                advice = f"Set audio_dir to {folder / Path(file).parent}, which contains {name}. "
+        advice = ""
         if "://" in collection.missing[0]:
             advice = "The addresses in a table are not opened; download them, or use `supclap embed --table`. "
         raise FileNotFoundError(

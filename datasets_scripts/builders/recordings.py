@@ -73,7 +73,8 @@ class Recordings:
         """Find the recordings that tables name, as (folder of the table, name in the table), or relative to the folder.
 
         Absolute paths of another machine, and addresses, are found by their longest end in the folder, if it is the end
-        of only one of them.
+        of only one of them. A name without folders in a table of the top folder is found in any sub-folder, if only one
+        file has it.
 
         Return `{(folder, name): (key, path)}`. The key is the relative path in NFC, the absolute path of a recording
         elsewhere, or the name if it is missing; the path is then None.
@@ -84,11 +85,8 @@ class Recordings:
             folders = [""] if "://" in name else dict.fromkeys([start, ""])
             keys = [self._key(os.path.join(folder, name)) for folder in folders]
             found[start, name] = next(((key, path) for key in keys if (path := self.at(key))), (keys[0], None))
-            if found[start, name][1] is None and re.match(r"/|\w+:/", name):
-                parts = unquote(name.partition("?")[0]).split("/")
-                paths = (self.at("/".join(parts[first:])) for first in range(1, len(parts)))
-                if path := next(filter(None, paths), None):
-                    ends[start, name] = path
+            if found[start, name][1] is None and (path := self._elsewhere(start, name)):
+                ends[start, name] = path
         counts = Counter(path for _, path in {(name, path) for (_, name), path in ends.items()})
         found |= {pair: ("", path) for pair, path in ends.items() if counts[path] == 1}
         for pair, (key, path) in found.items():
@@ -96,6 +94,15 @@ class Recordings:
             if file.casefold() == key.casefold() or _format_free(file) != _format_free(key):  # else in another format
                 found[pair] = file, path
         return found
+
+    def _elsewhere(self, start: str, name: str) -> Path | None:
+        """Find a recording in another folder than the one that a table names."""
+        if re.match(r"/|\w+:/", name):
+            parts = unquote(name.partition("?")[0]).split("/")
+            paths = (self.at("/".join(parts[first:])) for first in range(1, len(parts)))
+            return next(filter(None, paths), None)
+        file = None if start or "/" in name else self._by_unique_stem.get(stem_of(name))
+        return self.folder / file if file else None
 
     def _key(self, name: str) -> str:
         """Return a path in NFC, relative to the folder if it is inside, without ".."."""
@@ -162,6 +169,10 @@ class Recordings:
     @cached_property
     def _by_stem(self) -> dict[str, str]:
         return self._index(stem_of)
+
+    @cached_property
+    def _by_unique_stem(self) -> dict[str, str]:
+        return _index_unique(self.files, stem_of)
 
     def _index(self, key: Callable[[str], str]) -> dict[str, str]:
         # In order of increasing preference, because the last file with a key replaces the others.

@@ -722,13 +722,25 @@ def test_a_start_alone_is_no_part_of_the_recording(folder, load, caplog):
     assert any("'start_time'" in text and "not used" in text for text in caplog.messages)
 
 
-def test_names_without_their_folder_name_the_option(tmp_path, load):
-    touch(tmp_path / "data" / "audio", NAMES)
-    write_csv(tmp_path / "data" / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES)])
-    folder = tmp_path / "data" / "audio"
-    with pytest.raises(FileNotFoundError, match=rf"Set audio_dir to {folder}, which contains 0\.wav"):
+def test_names_without_their_folder_are_found_if_one_file_has_them(tmp_path, load):
+    folders = {name: ("training", "dev", "eval/x")[number % 3] for number, name in enumerate(NAMES)}
+    touch(tmp_path / "data", [f"{folder}/{name}" for name, folder in folders.items()])
+    table = [["file_name", "caption"], *([name.removesuffix(".wav"), name] for name in NAMES)]
+    write_csv(tmp_path / "data" / "metadata.csv", table)
+    builder = load()
+    assert sizes_of(builder) == {"train": 4, "validation": 3, "test": 3}
+    for name, row in rows_of(builder).items():
+        path = f"{folders[name]}/{name}"
+        assert (row["clip_id"], row["captions"]["eng"]) == (path, [name])
+        assert row["audio_path"] == str(tmp_path / "data" / path)
+    touch(tmp_path / "data", ["backup/0.flac"])
+    assert "0.wav" not in rows_of(load())
+    assert rows_of(load(audio_dir=str(tmp_path / "data" / "training"))).keys() == {"0.wav", "3.wav", "6.wav", "9.wav"}
+    (tmp_path / "data" / "metadata.csv").rename(tmp_path / "data" / "dev" / "metadata.csv")
+    assert rows_of(load()).keys() == {"1.wav", "4.wav", "7.wav"}  # the table names recordings beside it
+    write_csv(tmp_path / "data" / "dev" / "metadata.csv", [["file_name", "caption"], ["other/2.wav", "A"]])
+    with pytest.raises(FileNotFoundError, match=r"none of the 1 recordings, such as dev/other/2\.wav"):
         load().as_dataset()
-    assert rows_of(load(audio_dir=str(folder))).keys() == set(NAMES)
 
 
 @pytest.mark.parametrize(("start", "end"), [("soon", 2), (-1, 2), (3, 2), ("inf", 2), ("1,500", 2)])
