@@ -164,7 +164,7 @@ class Recordings:
 
     @cached_property
     def _by_loose_path(self) -> dict[str, str]:
-        return _index_unique(self.files, _loose)
+        return _index_unique(self._by_path.values(), _loose)
 
     @cached_property
     def _by_stem(self) -> dict[str, str]:
@@ -172,7 +172,7 @@ class Recordings:
 
     @cached_property
     def _by_unique_stem(self) -> dict[str, str]:
-        return _index_unique(self.files, stem_of)
+        return _index_unique(self._by_path.values(), stem_of)
 
     def _index(self, key: Callable[[str], str]) -> dict[str, str]:
         # In order of increasing preference, because the last file with a key replaces the others.

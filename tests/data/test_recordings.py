@@ -64,7 +64,13 @@ def test_a_path_is_found_in_another_format_and_the_format_named_wins(tmp_path):
     assert recordings.at("1.wav") is None
     assert Recordings(tmp_path / "y").at(str(tmp_path / "2.opus")) == tmp_path / "2.opus"
     assert recordings.at("Y/1.OGG") == recordings.at("y%2F1.wav") == tmp_path / "y/1.flac"
+    assert recordings.at("X/1.wav") == tmp_path / "x/1.wav"  # one path in two formats is no second recording
     assert Recordings(tmp_path, ["rain.wav", "Rain.wav"]).at("RAIN.wav") is None
+    assert recordings.locate([("", "2.wav")])["", "2.wav"] == ("2.wav", tmp_path / "2.opus")
+    assert recordings.locate([("", "1")])["", "1"] == ("1", None)
+    (tmp_path / "y/1.flac").rename(tmp_path / "y/3.flac")
+    assert Recordings(tmp_path).locate([("", "1")])["", "1"] == ("x/1.wav", tmp_path / "x/1.wav")
+    touch(tmp_path, ["y/1.flac"])
     assert recordings.named(["0", "2", "1"]) == tmp_path / "2.opus"
     assert recordings.named(["1"]) == tmp_path / "x/1.wav"
     assert recordings.named(["0"]) is None
