@@ -111,10 +111,13 @@ def _index(paths: Sequence[str], split: str, read: Any, types: datasets.Features
                     else:
                         left_out.append(row["clip_id"])
                 count += len(rows)
+        languages = list(types["captions"])
         if len(left_out) == count:
-            raise ValueError(f"{paths[0]} contains no recordings with captions, such as {', '.join(SUFFIXES)}")
+            raise ValueError(
+                f"{paths[0]} contains no recordings with captions in {languages}; recordings are {', '.join(SUFFIXES)}"
+            )
         if left_out:
-            counts = f"{len(left_out)} of {count} rows without a recording or a caption in {list(types['captions'])}"
+            counts = f"{len(left_out)} of {count} rows without a recording or a caption in {languages}"
             logger.warning("%s: left out %s, such as %s", split, counts, left_out[0])
 
     versions = [use_files(path, lambda system, name: system.ukey(name)) for path in paths]

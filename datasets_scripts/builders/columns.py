@@ -241,12 +241,12 @@ class Columns:
         """Return the language of the captions of a row that have none in the name of their column."""
         if not cell or None not in self.captions.values():
             return self.language
-        column, off = self.of_field["language"], "turn the column off with columns={'language': ''}"
+        column, advice = self.of_field["language"], "rename the column, or set columns={'language': ''}"
         language = language_code(cell, among=None)
         if not language:
-            raise ValueError(f"{where}: the language of the captions is {cell!r}; use ISO 639-3 codes, or {off}")
+            raise ValueError(f"{where}: the language of the captions is {cell!r}; use ISO 639-3 codes, {advice}")
         if language != self.language:
-            warn_once(f"the column {column!r} has the language of the captions; if it has another one, {off}")
+            warn_once(f"the column {column!r} has the language of the captions; if it is another one, {advice}")
         return language
 
     def _read_captions(self, values: Mapping[str, Any], row_language: str, where: str) -> dict[str, list[str]]:

@@ -267,7 +267,7 @@ def test_captions_are_in_the_language_of_their_row(cell, language, caplog):
     values = {"text": "a", "caption_fra": "b", "Locale": cell}
     read_captions = Columns(values, ColumnOptions(), ["eng", "fra"]).read(values, "a.csv, line 2")["captions"]
     assert read_captions == {language: ["a"], "fra": ["b"]}
-    told = "the column 'Locale' has the language of the captions; if it has another one, turn the column off with"
+    told = "the column 'Locale' has the language of the captions; if it is another one, rename"
     assert [told in message for message in caplog.messages] == [True] * (language != "eng")
     assert read(values, columns={"language": ""})["captions"] == {"eng": ["a"], "fra": ["b"]}
     assert read(values, columns={"language": ""}, caption_language="spa")["captions"] == {"spa": ["a"], "fra": ["b"]}

@@ -196,6 +196,13 @@ def test_captions_of_a_tar_may_have_own_keys_and_encodings(tmp_path):
         rows_of_tar(tmp_path, caption_suffix="caption", caption_key="about")
 
 
+def test_samples_of_a_tar_may_have_their_own_language(tmp_path):
+    write_tar(tmp_path / "train.tar", [("a.wav", b"1"), ("a.json", b'{"text": "pluie", "language": "fr"}')])
+    assert [row["captions"] for row in rows_of_tar(tmp_path, languages=["fra"])] == [{"eng": [], "fra": ["pluie"]}]
+    with pytest.raises(ValueError, match=r"no recordings with captions in \['eng'\]; recordings are \.wav, "):
+        rows_of_tar(tmp_path)
+
+
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tgz"])
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch, suffix, remote):
