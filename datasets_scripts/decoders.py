@@ -157,8 +157,8 @@ class Sound:
         is_late = None not in (stop, whole) and stop - whole > _TOLERANCE_SECONDS * self.rate_hz
         if segment[:2] != (None, None) and (is_late or (self._announced is not None and self._announced <= 0)):
             span = f"from {self._start / self.rate_hz:g} s to {f'{end_seconds:g} s' if self._has_end else 'its end'}"
-            seconds = (whole or 0) / self.rate_hz
-            raise BadAudioError(f"{label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds")
+            length = "" if whole is None else f": it lasts {whole / self.rate_hz:.4f} s"
+            raise BadAudioError(f"{label} has no part {span}{length}; correct start_seconds")
 
     @cached_property
     def frames(self) -> int:

@@ -408,6 +408,8 @@ def test_a_part_beyond_the_end_is_refused_and_a_long_one_is_not_padded():
     raw = encode_ffmpeg("adts", 3.0)
     with pytest.raises(BadAudioError, match=r"a\.aac"):
         open_recording(raw, "a.aac", (2.0, 4.0, None)).read_mono()
+    with pytest.raises(BadAudioError, match=r"^a\.wma has no part from 2 s to 1\.5 s; correct start_seconds$"):
+        open_recording(encode_ffmpeg("asf"), "a.wma", (2.0, 1.5, None))  # of unknown length
     for encoded in (content, raw):
         with pytest.raises(BadAudioError, match=r"of \d+ bytes is empty: it contains no samples"):
             read_audio(encoded, offset_seconds=4.0)
