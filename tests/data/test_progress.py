@@ -36,8 +36,14 @@ def test_a_bar_that_is_dropped_at_its_end_repeats_no_line(capsys, monkeypatch):
 
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    list(progress(range(3), "reading", 3, "clips"))
-    assert "\n" not in capsys.readouterr().err.rstrip("\n")
+    monkeypatch.setattr("tqdm.std.time", lambda: 0.0)
+    bar = iter(progress(range(5), "reading", 5, "clips", start=2))
+    assert [next(bar) for _ in range(2)] == [0, 1]
+    assert "reading:  60%" in capsys.readouterr().err  # at once after the first item
+    assert list(bar) == [2, 3, 4]
+    written = capsys.readouterr().err
+    assert "\n" not in written.rstrip("\n")
+    assert "reading: 100%" in written
 
 
 def test_a_log_has_a_first_line_early_and_then_fewer(capsys, monkeypatch):
@@ -65,14 +71,14 @@ def test_the_time_left_does_not_count_the_first_batch(capsys, monkeypatch):
     monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
 
     def work():
-        for number in range(100):
-            clock[0] += 18.0 if number == 0 else 0.5  # loads the model first
+        for number in range(200):
+            clock[0] += 18.0 if number == 0 else 0.5 if number <= 20 else 1.0  # loads the model first
             yield number
 
-    assert list(progress(work(), "indexing", 100, "files")) == list(range(100))
-    first, *_, last = filter(None, capsys.readouterr().err.replace("\r", "").split("\n"))
-    assert first == "indexing: 21 of 100 files, 00:39 left"
-    assert last.startswith("indexing: 100 of 100 files")
+    assert list(progress(work(), "indexing", 200, "files")) == list(range(200))
+    lines = list(filter(None, capsys.readouterr().err.replace("\r", "").split("\n")))
+    assert lines[:2] == ["indexing: 21 of 200 files, 01:29 left", "indexing: 81 of 200 files, 01:44 left"]
+    assert lines[-1] == "indexing: 200 of 200 files, 00:00 left"
 
 
 def test_items_are_counted_once_between_two_lines(capsys, monkeypatch):
