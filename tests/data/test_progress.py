@@ -37,10 +37,10 @@ def test_a_bar_that_is_dropped_at_its_end_repeats_no_line(capsys, monkeypatch):
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr("tqdm.std.time", lambda: 0.0)
-    bar = iter(progress(range(5), "reading", 5, "clips", start=2))
+    bar = iter(progress(range(3), "reading", 5, "clips", start=2))
     assert [next(bar) for _ in range(2)] == [0, 1]
     assert "reading:  60%" in capsys.readouterr().err  # at once after the first item
-    assert list(bar) == [2, 3, 4]
+    assert list(bar) == [2]
     written = capsys.readouterr().err
     assert "\n" not in written.rstrip("\n")
     assert "reading: 100%" in written

@@ -104,6 +104,7 @@ def test_the_digest_is_of_the_content(tmp_path):
     [
         ("clips.parquet", "file", ValueError, r"no column 'file' among \['path', 'size'\]"),
         ("sizes.parquet", "path", ValueError, r"sizes\.parquet has no column 'path'; .* one of \['size'\]"),
+        ("sizes.csv", "path", ValueError, r"sizes\.csv has no column 'path'; .* one of \['size'\]"),
         ("clips.txt", "path", ValueError, r"\.txt"),
         ("gone.parquet", "path", FileNotFoundError, "gone"),
     ],
@@ -111,7 +112,7 @@ def test_the_digest_is_of_the_content(tmp_path):
 def test_bad_tables_are_refused(tmp_path, name, column, error, words):
     if name == "clips.parquet":
         write(tmp_path)
-    elif name == "sizes.parquet":
+    elif name.startswith("sizes"):
         write(tmp_path, name, size=[1, 2])
     elif name == "clips.txt":
         (tmp_path / name).touch()

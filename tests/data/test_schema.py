@@ -296,12 +296,14 @@ def test_the_hash_covers_every_row_and_language_and_no_path():
     row = {"clip_id": "a", "captions": captions, "audio_path": "a.wav"}
     same = {"clip_id": "a", "captions": {"fra": ["un chien"], "deu": [], "eng": ["a dog", "barks"]}, "audio_path": "b"}
     assert hash_rows([row]) == hash_rows([same])
+    english = [{"clip_id": "b", "captions": {"eng": ["rain"]} | rest} for rest in ({}, {"fra": []}, {"fra": None})]
+    assert len({hash_rows([row, other]) for other in english}) == 1
     others = [{"clip_id": "b", "captions": captions}]
     for change in (
         {"eng": ["a dog barks"]},
         {"eng": ["barks", "a dog"]},
         {"fra": []},
-        {"fra": [], "deu": ["un chien"]},
+        {"fra": [], "swe": ["un chien"]},
     ):
         others.append({"clip_id": "a", "captions": captions | change})
     assert len({hash_rows([other]) for other in [row, *others]}) == 1 + len(others)
