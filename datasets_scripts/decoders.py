@@ -446,9 +446,7 @@ def _count_lost_granules(block: np.ndarray) -> int:
     if not (sampled[1:] & sampled[:-1]).any():
         return 0
     loud = np.flatnonzero(waveform)
-    befores, afters = loud, np.append(loud[1:], len(waveform))
-    is_long = afters - befores > _GRANULE_SAMPLES
-    befores, afters = befores[is_long], afters[is_long]
-    edges = np.maximum(waveform[befores], waveform[np.minimum(afters, len(waveform) - 1)])
-    lengths = (afters - befores - 1)[edges > _MOST_FADED]
+    afters = np.append(loud, len(waveform))[1:]
+    edges = np.maximum(waveform[loud], waveform[np.minimum(afters, len(waveform) - 1)])
+    lengths = (afters - loud - 1)[edges > _MOST_FADED]
     return int((lengths // _GRANULE_SAMPLES).sum())
