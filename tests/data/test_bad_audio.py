@@ -339,7 +339,7 @@ class TestMapInOrder:
 
 WORKER = """if True:
     import os, signal, sys, threading, time
-    from multiprocessing import connection, process, resource_sharer
+    from multiprocessing import connection, process, resource_sharer, util
     from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
 
     def end(status):
@@ -360,6 +360,7 @@ WORKER = """if True:
     print("works", has_ended.is_set(), {thread.daemon for thread in waiting}, flush=True)
     has_ended.wait(60)
     os.getppid = lambda: 1
+    util._exit_function()  # of a process that is done
     sys.excepthook(ConnectionResetError, ConnectionResetError("the parent was killed"), None)
     1 / 0
 """

@@ -248,6 +248,17 @@ def test_damaged_frames_of_mp3_are_named_and_silence_is_not(read, caplog, capfd)
         assert "part.mp3" in caplog.text
 
 
+def test_an_mp3_may_be_silent_for_a_whole_block(read, monkeypatch, caplog):
+    sound = 0.2 * np.random.default_rng(0).standard_normal(6 * RATE_HZ)
+    sound[RATE_HZ : 4 * RATE_HZ] = 0
+    encoded = io.BytesIO()
+    soundfile.write(encoded, sound, RATE_HZ, format="MP3")
+    whole = read(encoded.getvalue())
+    monkeypatch.setattr(decoders, "_BLOCK_FRAMES", RATE_HZ)
+    np.testing.assert_array_equal(read(encoded.getvalue()), whole)
+    assert not caplog.messages
+
+
 def test_joined_mp3_may_change_their_channels(read):
     joined = read(bare_mp3(2.0) + bare_mp3(1.0, channels=2), "advert.mp3")
     assert len(joined) / RATE_HZ == pytest.approx(3.0, abs=0.2)
@@ -307,10 +318,13 @@ def test_formats_of_ffmpeg_are_read_as_the_mean_of_their_channels(form, channels
     if form in ("avi", "asf") and channels == 6:
         pytest.skip("MP3 and WMA 2 have two channels")
     _, rate_hz, is_lossless = FFMPEG_FILES[form]
-    waveform, _ = read_audio(encode_ffmpeg(form, channels=channels))
+    content = encode_ffmpeg(form, channels=channels)
+    waveform, _ = read_audio(content)
     expected = chirp(3.0, rate_hz, channels).mean(axis=0)
     assert waveform.dtype == np.float32
     assert len(waveform) / rate_hz == pytest.approx(3.0, abs=0.1)
+    tolerance = {"matroska": 400, "webm": 400, "mpegts": 60, "flv": 1300}.get(form, 0)  # of their clocks
+    assert header_seconds(content) * rate_hz == pytest.approx(len(waveform), abs=tolerance + 0.5)
     if is_lossless:
         np.testing.assert_allclose(waveform, expected, atol=1 / 128)  # PyAV writes 8 bits
     else:

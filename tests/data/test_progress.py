@@ -8,15 +8,16 @@ from modeling_supclap.datasets_scripts import progress as module
 from modeling_supclap.datasets_scripts.progress import progress
 
 
-@pytest.mark.parametrize(("quiet", "log_seconds"), [(False, 60.0), (True, 0.0)])
-def test_a_short_job_prints_nothing_to_a_log(capsys, monkeypatch, quiet, log_seconds):
-    monkeypatch.setattr(module, "LOG_SECONDS", log_seconds)
+@pytest.mark.parametrize(("quiet", "first_seconds"), [(False, 10.0), (True, 0.0)])
+def test_a_short_job_prints_nothing_to_a_log(capsys, monkeypatch, quiet, first_seconds):
+    monkeypatch.setattr(module, "FIRST_LOG_SECONDS", first_seconds)
     assert list(progress(range(500), "reading", 500, "clips", quiet)) == list(range(500))
     assert capsys.readouterr().err == ""
 
 
 def test_a_log_gets_whole_lines(capsys, monkeypatch):
     monkeypatch.setattr(module, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(module, "FIRST_LOG_SECONDS", 0.0)
     list(progress(range(2), "reading", 5, "clips", start=3))
     lines = capsys.readouterr().err.replace("\r", "").split("\n")
     told = [line.rsplit(",", 1)[0] for line in lines if line.strip()]
@@ -90,3 +91,4 @@ def test_items_are_counted_once_between_two_lines(capsys, monkeypatch):
         clock[0] += 1.0
     lines = [line.split(",")[0] for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert lines[:3] == ["reading: 11 of 300 clips", "reading: 71 of 300 clips", "reading: 131 of 300 clips"]
+    assert lines[-1] == "reading: 300 of 300 clips"  # at the end of the loop, while the bar still exists

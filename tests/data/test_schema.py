@@ -65,6 +65,8 @@ def test_new_columns_of_selected_rows_do_not_copy_their_audio():
     ]
     assert replaced.features["count"] == datasets.Value("int32")
     assert list(replace_columns(whole, {"count": range(3)}, types)["count"]) == [0, 1, 2]
+    with pytest.raises(ValueError, match="zip"):
+        replace_columns(whole, {"count": range(2)}, types)
 
 
 def test_a_row_survives_arrow_unchanged():
