@@ -734,16 +734,22 @@ def test_24_bits_in_four_bytes_are_refused_if_no_decoder_reads_them(read, bits):
 
 
 @pytest.mark.parametrize(
-    ("missing", "outcome"),
+    ("slack", "missing", "outcome"),
     [
-        (0, ""),
-        (1, "a: 999 of 1000 samples could be read"),
-        (100, "a: 900 of 1000 samples could be read"),
-        (101, "a is truncated: 899 of 1000 samples could be read"),
+        (0, 0, ""),
+        (0, 1, "a: 999 of 1000 samples could be read"),
+        (0, 100, "a: 900 of 1000 samples could be read"),
+        (0, 101, "a is truncated: 899 of 1000 samples could be read"),
+        (30, 30, ""),
+        (30, 31, "a: 969 of 970 samples could be read"),
     ],
 )
-def test_a_recording_may_lack_a_tenth_of_a_second_with_a_note(caplog, monkeypatch, missing, outcome):
+def test_a_recording_may_lack_a_tenth_of_a_second_with_a_note(caplog, monkeypatch, slack, missing, outcome):
     class Reader(decoders.Samples):
+        def __init__(self, *samples):
+            super().__init__(*samples)
+            self.slack = slack
+
         def blocks(self, start, count):
             yield self._samples[start : self.length - missing]
 
