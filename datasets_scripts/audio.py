@@ -55,8 +55,7 @@ def read_audio(
             above full scale, or has a sampling rate below 200 Hz or above 10 MHz.
         MissingDecoderError: The file requires FFmpeg, but PyAV is not installed.
     """
-    if name is None:
-        name = f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
+    name = _name_of(source) if name is None else name
     if isinstance(source, str) and "://" in source:
         source = Address(source)
     recording = open_recording(source, name, (None, None, channel))
@@ -67,8 +66,12 @@ def read_audio(
 
 def header_seconds(source: Source) -> float:
     """Return the length of a recording in seconds by its header, or by counting samples if it has no length there."""
-    recording = open_recording(source, str(source)[:100])
+    recording = open_recording(source, _name_of(source))
     return recording.frames / recording.rate_hz
+
+
+def _name_of(source: Source) -> str:
+    return f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
 
 
 def segment_of(row: Mapping[str, Any]) -> Segment:

@@ -102,11 +102,7 @@ def is_whole_ogg(content: Content) -> bool:
     rest = content[stop : stop + 4]  # none, or data that is no page, such as a tag
     # A page without segments, as VLC writes at the end, ends no packet and starts none.
     ends_packet = not sizes or sizes[-1] < 255
-    return (
-        ends_packet
-        and max(stop, start + _PAGE_HEADER_BYTES) <= len(content)
-        and not (rest and b"OggS".startswith(rest))
-    )
+    return ends_packet and stop <= len(content) and not (rest and b"OggS".startswith(rest))
 
 
 def read_links(content: Content) -> list[Link]:

@@ -237,12 +237,12 @@ def _stored_seconds(rows: Any) -> np.ndarray:
         for name in names:
             columns[name] = [row.get(name) for row in rows]
         table = pa.table(columns)
-    elif set(names) <= set(getattr(rows, "column_names", None) or ()):
+    elif set(names) <= set(getattr(rows, "column_names", ())):
         table = rows.data.select(names)
     else:
         return np.full(len(rows), np.nan)
     num_bytes, rates = pc.binary_length(table[0].cast(pa.binary())), table[1].cast(pa.float64())
-    seconds = pc.divide(num_bytes.cast(pa.float64()), pc.multiply(2.0, rates)).to_numpy()
+    seconds = pc.divide(num_bytes, pc.multiply(2.0, rates)).to_numpy()
     indices = getattr(rows, "_indices", None)
     return seconds if indices is None else seconds[indices.column(0).to_numpy()]
 
@@ -253,9 +253,7 @@ def _select(rows: Any, indices: Sequence[int]) -> Any:
 
 def _state(row: Mapping[str, Any], min_seconds: float) -> str:
     """Return the memo key of a row: a hash of its id, segment, path, size and mtime of the file, and `min_seconds`."""
-    about = f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}"
-    if segment_of(row) != WHOLE:
-        about += f"\0{segment_of(row)}"
+    about = f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}\0{segment_of(row)}"
     digest = hashlib.blake2b(about.encode(), digest_size=12)
     source = source_of(row)
     if isinstance(source, bytes):

@@ -154,11 +154,11 @@ class Sound:
         stop = whole if end_seconds is None else round(end_seconds * self.rate_hz)
         # If the length of the recording is unknown, reading shows whether the part exists.
         self._announced = stop if stop is None else min(stop, stop if whole is None else whole) - self._start
-        is_late = None not in (stop, whole) and stop - whole > _TOLERANCE_SECONDS * self.rate_hz
+        is_late = whole is not None and stop - whole > _TOLERANCE_SECONDS * self.rate_hz
         if segment[:2] != (None, None) and (is_late or (self._announced is not None and self._announced <= 0)):
             span = f"from {self._start / self.rate_hz:g} s to {f'{end_seconds:g} s' if self._has_end else 'its end'}"
-            seconds = (whole or 0) / self.rate_hz
-            raise BadAudioError(f"{label} has no part {span}: it lasts {seconds:.4f} s; correct start_seconds")
+            length = "" if whole is None else f": it lasts {whole / self.rate_hz:.4f} s"
+            raise BadAudioError(f"{label} has no part {span}{length}; correct start_seconds")
 
     @cached_property
     def frames(self) -> int:
@@ -292,7 +292,7 @@ def open_recording(source: Source, name: str, segment: Segment = WHOLE) -> Sound
             content = _Map(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     if not len(content):
         raise BadAudioError(f"{name} is empty: 0 bytes")
-    start = skip_id3(content) if content[:3] == b"ID3" else 0
+    start = skip_id3(content)
     return Sound(partial(_open_reader, content[start:] if start else content, name), name, segment)
 
 
@@ -360,11 +360,10 @@ def _open_ogg(content: Content, name: str) -> Any:
 
 
 def _open_link(link: Link, name: str) -> Any:
-    streams = [stream for stream in link.streams if stream != b"fishead\0"]
-    if len(streams) == 1 and streams[0].startswith((b"\x01vorbis", b"OpusHead")):
+    if len(link.streams) == 1 and link.streams[0].startswith((b"\x01vorbis", b"OpusHead")):
         with suppress(soundfile.SoundFileError):
             return _SndFile(mark_end(link.content), name)
-    return _open_with_ffmpeg(link.content, name, f"Ogg with {streams}")
+    return _open_with_ffmpeg(link.content, name, f"Ogg with {link.streams}")
 
 
 def _open_unfinished(content: Content, file: _SndFile, name: str) -> _SndFile:
@@ -375,7 +374,7 @@ def _open_unfinished(content: Content, file: _SndFile, name: str) -> _SndFile:
         raise BadAudioError(f"{name} is empty: it contains no samples")
     form = {"samplerate": file.samplerate, "channels": file.channels, "subtype": file.subtype, "endian": file.endian}
     if file.endian == "FILE":
-        form["endian"] = "BIG" if content[:4] in (b"FORM", b".snd", b"RIFX") else "LITTLE"
+        form["endian"] = "BIG" if content[:4] in (b"FORM", b".snd") else "LITTLE"
     file = _SndFile(content[start:], name, format="RAW", **form)
     _note(name, f"its header announces no data; all {file.length} samples to the end of the file are read")
     return file
@@ -447,9 +446,7 @@ def _count_lost_granules(block: np.ndarray) -> int:
     if not (sampled[1:] & sampled[:-1]).any():
         return 0
     loud = np.flatnonzero(waveform)
-    befores, afters = loud, np.append(loud[1:], len(waveform))
-    is_long = afters - befores > _GRANULE_SAMPLES
-    befores, afters = befores[is_long], afters[is_long]
-    edges = np.maximum(waveform[befores], waveform[np.minimum(afters, len(waveform) - 1)])
-    lengths = (afters - befores - 1)[edges > _MOST_FADED]
+    afters = np.append(loud, len(waveform))[1:]
+    edges = np.maximum(waveform[loud], waveform[np.minimum(afters, len(waveform) - 1)])
+    lengths = (afters - loud - 1)[edges > _MOST_FADED]
     return int((lengths // _GRANULE_SAMPLES).sum())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, Features, Value, concatenate_datasets
 
-from .schema import EXPECTED_COUNT, FILE_SOURCE, SAMPLING, replace_columns, text_lists, without_audio
+from .schema import EXPECTED_COUNT, FILE_SOURCE, SAMPLING, hash_rows, replace_columns, text_lists, without_audio
 from .stream import ROWS_OF_A_GROUP, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
@@ -199,6 +199,7 @@ class _DatasetSplit:
 
     def __init__(self, rows: Dataset) -> None:
         self.rows, self.features, self.digest = rows, rows.features, rows._fingerprint
+        self.content = hash_rows(rows)
         self.licenses = dict(Counter(rows["license"][:] if "license" in rows.column_names else ()))
         starts = range(0, len(rows), ROWS_OF_A_GROUP)
         self.row_groups = [RowGroup("", start, min(ROWS_OF_A_GROUP, len(rows) - start)) for start in starts]

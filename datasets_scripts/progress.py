@@ -44,7 +44,7 @@ class LogLines(Bar):
         if self.n != self.printed:
             self.printed = self.n
             print(self, file=self.fp, flush=True)
-        self.mininterval = self.maxinterval = LOG_SECONDS
+        self.mininterval = LOG_SECONDS
         return False
 
 
@@ -59,7 +59,6 @@ def progress(
         style["ncols"] = shutil.get_terminal_size().columns
         return Bar(items, description, total, initial=start, disable=quiet, **style)
 
-    first = min(FIRST_LOG_SECONDS, LOG_SECONDS)
-    style |= {"mininterval": first, "maxinterval": first, "delay": first}
     style |= {"bar_format": "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left", "leave": False}
+    style["delay"] = FIRST_LOG_SECONDS
     return LogLines(items, description, total, initial=start, disable=quiet, **style)

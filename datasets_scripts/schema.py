@@ -134,7 +134,7 @@ def replace_columns(rows: Dataset, columns: Mapping[str, Sequence[Any]], types: 
     To add a column to selected rows, `datasets` would copy them with their audio. Therefore add the column to the whole
     table, with None in the other rows, and select the rows again.
     """
-    whole = Dataset(rows.data, info=rows.info.copy(), split=rows.split, fingerprint=rows._fingerprint)
+    whole = Dataset(rows.data, info=rows.info, split=rows.split, fingerprint=rows._fingerprint)
     chosen = list(range(len(rows))) if rows._indices is None else rows._indices.column(0).to_pylist()
     for name, values in columns.items():
         of_row = dict(zip(chosen, values, strict=True))
@@ -256,7 +256,7 @@ def hash_rows(rows: Any) -> str:
         digest.update(f"{name} {len(light)}".encode())
         for start in range(0, len(light), 100_000):
             texts = columns[name].slice(start, 100_000).to_pylist()
-            digest.update("\x1e".join(["", *texts]).encode(errors="surrogatepass"))
+            digest.update("\x1e".join(["", *texts]).encode())
     return digest.hexdigest()
 
 

@@ -56,15 +56,16 @@ def flaky(folder, faults, stall_seconds=1.5):
 
     Args:
         folder: The folder to serve.
-        faults: "busy" answers 503, "drop" ends in the middle, "stall" delays the answer. Each GET removes one.
+        faults: "busy" answers 503, "gone" 410, "drop" ends in the middle, "stall" delays the
+            answer. Each GET removes one.
         stall_seconds: Delay of a stalled answer in seconds.
     """
 
     class FlakyHandler(PartsHandler):
         def do_GET(self):
             fault = faults.pop(0) if faults else None
-            if fault == "busy":
-                self.send_error(503)
+            if fault in ("busy", "gone"):
+                self.send_error({"busy": 503, "gone": 410}[fault])
             elif fault == "drop":
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")

@@ -11,6 +11,7 @@ from modeling_supclap.datasets_scripts.atomic_files import (
     InUseError,
     atomic_write,
     folder_lock,
+    read_json,
     write_json,
     write_text,
 )
@@ -80,21 +81,23 @@ def test_a_temporary_file_that_cannot_be_replaced_is_refused(tmp_path, monkeypat
 
 
 def test_a_lock_is_held_until_its_first_block_ends(tmp_path):
+    folder = tmp_path / "deep" / "new"
+
     def enter(name="job"):
-        with folder_lock(tmp_path / "new" / name):
+        with folder_lock(folder / name):
             return True
 
     with ThreadPoolExecutor() as another:
-        with folder_lock(tmp_path / "new" / "job"):
-            with folder_lock(tmp_path / "new" / ".." / "new" / "job"):
-                assert [path.name for path in (tmp_path / "new").iterdir()] == ["job.lock"]
-            (tmp_path / "new" / "latest").symlink_to("job")
+        with folder_lock(folder / "job"):
+            with folder_lock(folder / ".." / "new" / "job"):
+                assert [path.name for path in (folder).iterdir()] == ["job.lock"]
+            (folder / "latest").symlink_to("job")
             for name in ("job", "latest"):
                 with pytest.raises(InUseError, match=rf"another run is writing .*new/{name}; wait"):
                     another.submit(enter, name).result()
-            (tmp_path / "new" / "latest").unlink()
+            (folder / "latest").unlink()
         assert another.submit(enter).result()
-    assert not list((tmp_path / "new").iterdir())
+    assert not list((folder).iterdir())
 
 
 def test_text_and_json_to_the_byte(tmp_path):
@@ -104,6 +107,15 @@ def test_text_and_json_to_the_byte(tmp_path):
     assert (tmp_path / "a.json").read_bytes() == '{\n "é": [\n  1\n ]\n}\n'.encode()
     write_json(tmp_path / "a.json", {"é": 1}, indent=None, ensure_ascii=True)
     assert (tmp_path / "a.json").read_bytes() == b'{"\\u00e9": 1}\n'
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    write_json(tmp_path / "a.json", {"é": [1]})
+    assert read_json(str(tmp_path / "a.json")) == {"é": [1]}
+    for content in (b'{"a": 1', b"\xff\xfe\xfd"):
+        (tmp_path / "a.json").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/a\.json is damaged: .*; copy it again, or delete it"):
+            read_json(tmp_path / "a.json")
 
 
 def test_content_that_is_not_json_changes_no_file(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import sys
 
+import fsspec
 import numpy as np
 import pytest
 import soundfile
@@ -13,6 +14,8 @@ from modeling_supclap.datasets_scripts import decoders
 from modeling_supclap.datasets_scripts.audio import (
     BadAudioError,
     MissingDecoderError,
+    content_of,
+    find_crop,
     header_seconds,
     read_audio,
     read_recording,
@@ -58,6 +61,11 @@ def test_reads_a_part(tone):
     np.testing.assert_array_equal(part, read_audio(tone)[0][4000:12000])
 
 
+@pytest.mark.parametrize(("frames", "crop"), [(100, (100, 0)), (101, (100, 0)), (102, (100, 2)), (99, (99, 0))])
+def test_a_recording_that_is_a_hundredth_longer_has_one_crop(frames, crop):
+    assert find_crop(frames, 50, 2.0) == crop
+
+
 def test_channels_are_averaged(tmp_path):
     left, right = sine(440, 0.2), sine(880, 0.2)
     soundfile.write(tmp_path / "five.wav", np.stack([left, right, left, right, left], axis=1), RATE_HZ, "FLOAT")
@@ -72,6 +80,13 @@ def test_a_long_clip_is_cropped_at_the_given_position(tone, position, start):
 
 def test_a_short_clip_is_unchanged(tone):
     assert len(load_clip(tone, max_seconds=30.0, crop_position=0.7)) == RATE_HZ
+
+
+def test_only_a_user_can_name_an_address(tone):
+    fsspec.filesystem("memory").pipe("/sounds/tone.wav", tone.read_bytes())
+    np.testing.assert_array_equal(read_audio("memory://sounds/tone.wav")[0], read_audio(tone)[0])
+    with pytest.raises(FileNotFoundError, match="memory://sounds"):
+        read_row({"clip_id": "a", "audio_path": "memory://sounds/tone.wav"}, RATE_HZ)
 
 
 def test_missing_file_is_named(tmp_path):
@@ -128,6 +143,8 @@ def test_a_flac_from_a_pipe_does_not_know_its_length():
     np.testing.assert_allclose(load_clip(flac(0), RATE_HZ), sine(440, 4.0), atol=1 / 32768)
     assert len(load_clip(flac(0), RATE_HZ, max_seconds=0.5, crop_position=1.0)) == RATE_HZ // 2
     assert header_seconds(flac(0)) == 4.0
+    with pytest.raises(BadAudioError, match=r"^a recording of 10 bytes .*text"):
+        header_seconds(b"dear diary")
 
 
 def test_a_flac_that_announces_more_than_memory_holds_is_refused():
@@ -196,6 +213,9 @@ def test_unusable_sound_is_refused(tmp_path, monkeypatch, samples, message):
     soundfile.write(path, samples, RATE_HZ, "FLOAT")
     with pytest.raises(BadAudioError, match=rf"bad\.wav.*{message}"):
         load_clip(path, RATE_HZ)
+    if message.startswith("NaN"):  # counted from the beginning of the recording, also if a part is read
+        with pytest.raises(BadAudioError, match=rf"bad\.wav.*{message}"):
+            read_audio(path, offset_seconds=1 / RATE_HZ)
 
 
 def test_a_silent_crop_of_a_sounding_recording_is_fine(tmp_path):
@@ -274,11 +294,23 @@ class TestFFmpeg:
         assert not isinstance(raised.value, MissingDecoderError)
 
 
+class Decoder:
+    """Decoder of `datasets.Audio`, which is no mapping."""
+
+    def __init__(self, **values):
+        self.values = values
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+
 class TestRows:
     """The waveform of a row does not depend on where the row stores the audio."""
 
     @pytest.mark.parametrize("crop", [{}, {"max_seconds": 0.25, "crop_position": 0.5}])
-    @pytest.mark.parametrize("kept", ["path", "bytes", "bytes without path", "only a path", "samples", "decoded"])
+    @pytest.mark.parametrize(
+        "kept", ["path", "bytes", "bytes without path", "only a path", "samples", "decoded", "decoder"]
+    )
     def test_all_places_of_the_audio_give_the_same_clip(self, tmp_path, crop, kept):
         tone = tmp_path / "rising.wav"
         soundfile.write(tone, np.linspace(0.1, 1, RATE_HZ) * sine(440, 1.0), RATE_HZ)
@@ -290,6 +322,7 @@ class TestRows:
             "only a path": {"audio": {"bytes": None, "path": str(tone)}},
             "samples": {"samples": to_int16(waveform).tobytes(), "sampling_rate_hz": RATE_HZ},
             "decoded": {"audio": {"array": waveform.astype(np.float64), "sampling_rate": RATE_HZ}},
+            "decoder": {"audio": Decoder(array=waveform.astype(np.float64), sampling_rate=RATE_HZ)},
         }[kept]
         row = {"clip_id": "a", "audio_path": str(tone) if kept == "path" else "elsewhere/tone.wav", **columns}
         clip = read_row(row, RATE_HZ, **crop)
@@ -297,17 +330,36 @@ class TestRows:
         start = 6000 if crop else 0
         np.testing.assert_array_equal(clip, waveform[start : start + (4000 if crop else RATE_HZ)])
 
+    def test_the_content_of_a_row_includes_how_to_read_it(self):
+        rows = [{"samples": b"abcdefgh", "sampling_rate_hz": rate_hz} for rate_hz in (8000, RATE_HZ)]
+        for array in (np.zeros((2, 3)), np.zeros((3, 2)), np.zeros((2, 3), np.int64)):
+            rows += [{"audio": {"array": array, "sampling_rate": rate_hz}} for rate_hz in (8000, RATE_HZ)]
+        assert len({content_of(row) for row in rows}) == len(rows)
+        assert content_of({"audio": Decoder(**rows[2]["audio"])}) == content_of(rows[2])
+        for audio, content in (
+            ({"bytes": b"x", "path": "b.wav"}, b"x"),
+            ({"bytes": None, "path": "b.wav"}, "b.wav"),
+            ({"bytes": None, "path": None}, "a.wav"),
+            (None, "a.wav"),
+        ):
+            assert content_of({"audio": audio, "audio_path": "a.wav"}) == content
+
     def test_one_channel_may_be_chosen(self, tmp_path):
         left, right = sine(440, 0.5), sine(880, 0.5)
         soundfile.write(tmp_path / "a.wav", np.stack([left, right], axis=1), RATE_HZ, "FLOAT")
         row = {"clip_id": "a", "audio_path": str(tmp_path / "a.wav"), "channel": 1}
         np.testing.assert_allclose(read_row(row, RATE_HZ), right, atol=1e-6)
         np.testing.assert_allclose(read_row({**row, "channel": None}, RATE_HZ), (left + right) / 2, atol=1e-6)
+        decoded = {"array": np.stack([left, right], axis=1), "sampling_rate": RATE_HZ}
+        part = {"clip_id": "a", "audio": decoded, "start_seconds": 0.125, "end_seconds": 0.25, "channel": 1}
+        np.testing.assert_allclose(read_row(part, RATE_HZ), right[2000:4000], atol=1e-6)
 
     def test_a_clip_that_is_too_short_is_named(self):
         stored = {"samples": to_int16(sine(440, 0.1)).tobytes(), "sampling_rate_hz": RATE_HZ}
-        with pytest.raises(BadAudioError, match=r"a\.wav \(clip 'a'\).*0\.1000"):
-            read_row({"clip_id": "a", "audio_path": "a.wav", **stored}, RATE_HZ, min_seconds=0.15)
+        row = {"clip_id": "a", "audio_path": "a.wav", **stored}
+        assert len(read_row(row, RATE_HZ, min_seconds=0.1)) == 1600
+        with pytest.raises(BadAudioError, match=r"^a\.wav \(clip 'a'\) lasts 0\.1000 s; .* at least 0\.15 s$"):
+            read_row(row, RATE_HZ, min_seconds=0.15)
 
     @pytest.mark.parametrize(("seconds", "length"), [(0.1, 2401), (0.2, 3200)])
     def test_a_short_clip_is_padded_if_requested(self, seconds, length):

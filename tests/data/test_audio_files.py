@@ -1,5 +1,7 @@
 """Audio files of a folder."""
 
+import os
+
 import pytest
 
 from modeling_supclap.datasets_scripts.audio_files import SUFFIXES, list_recordings, walk
@@ -22,6 +24,25 @@ def test_audio_and_videos_are_listed(tmp_path):
     assert list_recordings(tmp_path) == [str(tmp_path / name) for name in ("B.FLAC", "a.wav", "c.webm", "deep/d.mp4")]
     with pytest.raises(FileNotFoundError, match="nowhere"):
         list_recordings(tmp_path / "nowhere")
+
+
+def test_only_files_are_listed_and_each_folder_once(tmp_path, monkeypatch, caplog):
+    folder = tmp_path.resolve() / "sounds"
+    (folder / "i").mkdir(parents=True)
+    (folder / "i" / "x.wav").touch()
+    (folder / "i" / "back").symlink_to(folder)
+    for name in "hcfagbed":
+        (folder / name).symlink_to("i")
+    (folder / "gone.wav").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.wav")
+    for name in (b"\xe9.wav", b"\xe8.wav"):
+        open(os.path.join(os.fsencode(folder), name), "wb").close()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for given in (folder, "~/sounds", "sounds"):
+        caplog.clear()
+        assert list_recordings(given) == [str(folder / "a" / "x.wav")]
+        assert caplog.messages == [f"{folder}: skipped 2 names that are not UTF-8, such as '\\udce8.wav'"]
 
 
 def test_each_suffix_is_in_the_list_once():

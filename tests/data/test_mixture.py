@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset, Value, concatenate_datasets
 from valid_rows import validate_row
 
+from modeling_supclap.datasets_scripts import mixture
 from modeling_supclap.datasets_scripts.mixture import (
     counts_in_epoch,
     expected_counts,
@@ -48,6 +49,7 @@ def test_rows_keep_their_audio_and_get_distinct_names_and_all_languages():
     assert train["clip_id"][:] == ["a/clip4", "a/clip1", "a/clip2", "b/clip0", "b/clip1"]
     assert train["source"][:] == ["file:4", "file:1", "file:2", "freesound:0", "freesound:1"]
     assert train["dataset"][:] == ["a", "a", "a", "b", "b"]
+    assert list(train.features["captions"]) == ["eng", "fra", "jpn"]
     assert train["samples"][:] == [b"\4\0", b"\1\0", b"\2\0", None, None]
     assert train[0]["captions"] == {"eng": ["eng 4"], "fra": ["fra 4"], "jpn": []}
     assert train[3]["captions"] == {"eng": ["eng 0"], "fra": [], "jpn": ["jpn 0"]}
@@ -142,7 +144,13 @@ def test_refused_options(options, temperature, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"a": {"repeat": 2}}, r"a has .*'repeat'.*repeats"), ({"c": {"repeats": 2}}, "'c'.*a, b")],
+    [
+        (
+            {"a": dict.fromkeys(("repeat", "size", "count", "share", "weight"), 2)},
+            r"'count', 'repeat', 'share', 'size'\]",
+        ),
+        ({"c": {"repeats": 2}}, "'c'.*a, b"),
+    ],
 )
 def test_unknown_options_and_datasets_are_named(options, message):
     with pytest.raises(ValueError, match=message):
@@ -162,7 +170,8 @@ class Held:
         return lambda number: {name: rows[number][name] for name in columns}
 
 
-def test_streams_are_mixed_with_map_style_rows(tmp_path):
+def test_streams_are_mixed_with_map_style_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(mixture, "ROWS_OF_A_GROUP", 4)
     captioned = RowStream(Held(make_rows(10, ("eng", "fra")))).map(lambda row: {**row, "labels": ["new"]})
     sets = {
         "a": {"train": captioned},
@@ -180,6 +189,13 @@ def test_streams_are_mixed_with_map_style_rows(tmp_path):
     whole = train.to_dataset(str(tmp_path))
     assert len(whole) == len(set(whole["clip_id"][:])) == 23
     assert train.to_dataset(str(tmp_path))._fingerprint == whole._fingerprint
+    again, fewer = mix(sets, {"b": {"repeats": 2.5}, "a": {"repeats": 0.3}}), mix(sets)
+    renamed = sets["b"]["train"].select(range(5, -1, -1))
+    other = mix({**sets, "b": {"train": renamed}}, {"b": {"repeats": 2.5}, "a": {"repeats": 0.3}})
+    hashes = [each["train"].content_hash for each in (again, fewer, other)]
+    assert hashes[0] == train.content_hash
+    assert len(set(hashes)) == 3  # of other counts, and of other rows
+    assert other["train"].to_dataset(str(tmp_path))._fingerprint != whole._fingerprint
 
     total, orders = Counter(), set()
     for epoch in range(60):
@@ -214,10 +230,10 @@ def test_labels_of_a_mixture_are_balanced_on_request():
 
 
 def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(caplog):
-    first, second = make_rows(6), make_rows(3)
+    first, second = make_rows(6).select([0, 1, 2, 3, 4, 5, 2]), make_rows(3)  # two clips are of one recording
     sets = {
         "wavcaps": {"train": first, "test": make_rows(1)},
-        "clotho": {"train": make_rows(1, source="other"), "test": second.select([0, 2]), "validation": second},
+        "clotho": {"train": make_rows(1, source="other"), "test": second.select([0, 2, 2]), "validation": second},
         "mine": {"train": make_rows(2, source="file")},
         "yours": {"test": make_rows(2, source="file")},
     }
@@ -229,6 +245,7 @@ def test_recordings_shared_with_the_test_split_of_another_dataset_are_named(capl
     messages = sorted(caplog.messages)
     assert len(messages) == 2  # no warning within a dataset or for equal file names
     for message, count, split in zip(messages, (2, 3), ("test", "validation"), strict=True):
-        assert message.startswith(f"{count} recordings of the {split} split of clotho")
-        assert "wavcaps" in message
-        assert "freesound:0" in message
+        assert message.startswith(
+            f"{count} recordings of the {split} split of clotho are also in the training split of wavcaps, "
+            "such as freesound:0;"
+        )

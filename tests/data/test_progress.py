@@ -8,15 +8,16 @@ from modeling_supclap.datasets_scripts import progress as module
 from modeling_supclap.datasets_scripts.progress import progress
 
 
-@pytest.mark.parametrize(("quiet", "log_seconds"), [(False, 60.0), (True, 0.0)])
-def test_a_short_job_prints_nothing_to_a_log(capsys, monkeypatch, quiet, log_seconds):
-    monkeypatch.setattr(module, "LOG_SECONDS", log_seconds)
+@pytest.mark.parametrize(("quiet", "first_seconds"), [(False, 10.0), (True, 0.0)])
+def test_a_short_job_prints_nothing_to_a_log(capsys, monkeypatch, quiet, first_seconds):
+    monkeypatch.setattr(module, "FIRST_LOG_SECONDS", first_seconds)
     assert list(progress(range(500), "reading", 500, "clips", quiet)) == list(range(500))
     assert capsys.readouterr().err == ""
 
 
 def test_a_log_gets_whole_lines(capsys, monkeypatch):
     monkeypatch.setattr(module, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(module, "FIRST_LOG_SECONDS", 0.0)
     list(progress(range(2), "reading", 5, "clips", start=3))
     lines = capsys.readouterr().err.replace("\r", "").split("\n")
     told = [line.rsplit(",", 1)[0] for line in lines if line.strip()]
@@ -36,8 +37,14 @@ def test_a_bar_that_is_dropped_at_its_end_repeats_no_line(capsys, monkeypatch):
 
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    list(progress(range(3), "reading", 3, "clips"))
-    assert "\n" not in capsys.readouterr().err.rstrip("\n")
+    monkeypatch.setattr("tqdm.std.time", lambda: 0.0)
+    bar = iter(progress(range(3), "reading", 5, "clips", start=2))
+    assert [next(bar) for _ in range(2)] == [0, 1]
+    assert "reading:  60%" in capsys.readouterr().err  # at once after the first item
+    assert list(bar) == [2]
+    written = capsys.readouterr().err
+    assert "\n" not in written.rstrip("\n")
+    assert "reading: 100%" in written
 
 
 def test_a_log_has_a_first_line_early_and_then_fewer(capsys, monkeypatch):
@@ -65,14 +72,14 @@ def test_the_time_left_does_not_count_the_first_batch(capsys, monkeypatch):
     monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
 
     def work():
-        for number in range(100):
-            clock[0] += 18.0 if number == 0 else 0.5  # loads the model first
+        for number in range(200):
+            clock[0] += 18.0 if number == 0 else 0.5 if number <= 20 else 1.0  # loads the model first
             yield number
 
-    assert list(progress(work(), "indexing", 100, "files")) == list(range(100))
-    first, *_, last = filter(None, capsys.readouterr().err.replace("\r", "").split("\n"))
-    assert first == "indexing: 21 of 100 files, 00:39 left"
-    assert last.startswith("indexing: 100 of 100 files")
+    assert list(progress(work(), "indexing", 200, "files")) == list(range(200))
+    lines = list(filter(None, capsys.readouterr().err.replace("\r", "").split("\n")))
+    assert lines[:2] == ["indexing: 21 of 200 files, 01:29 left", "indexing: 81 of 200 files, 01:44 left"]
+    assert lines[-1] == "indexing: 200 of 200 files, 00:00 left"
 
 
 def test_items_are_counted_once_between_two_lines(capsys, monkeypatch):
@@ -84,3 +91,4 @@ def test_items_are_counted_once_between_two_lines(capsys, monkeypatch):
         clock[0] += 1.0
     lines = [line.split(",")[0] for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert lines[:3] == ["reading: 11 of 300 clips", "reading: 71 of 300 clips", "reading: 131 of 300 clips"]
+    assert lines[-1] == "reading: 300 of 300 clips"  # at the end of the loop, while the bar still exists

@@ -7,6 +7,7 @@ import os
 import re
 from urllib.parse import quote
 
+import aiohttp
 import fsspec
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from web_server import PartsHandler, flaky, serving
 
 from modeling_supclap.datasets_scripts import load_splits, remote_files
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.remote_files import local_folder, read_file
+from modeling_supclap.datasets_scripts.remote_files import local_folder, read_file, use_files
 from modeling_supclap.evaluation.windows import list_recordings
 
 
@@ -41,14 +42,33 @@ def test_it_fails_after_four_attempts_without_printing_secrets(tmp_path, monkeyp
     assert retries == ["retry 1 in 0.01 s", "retry 2 in 0.02 s", "retry 3 in 0.04 s"]
 
 
-def test_missing_files_are_not_retried(tmp_path):
-    with flaky(tmp_path, []) as address, pytest.raises(FileNotFoundError, match=r"none\.bin"):
-        read_file(f"{address}/none.bin", lambda file: file.read())
-    with pytest.raises(FileNotFoundError, match=r"none\.bin"):
-        read_file(str(tmp_path / "none.bin"), lambda file: file.read())
+@pytest.mark.parametrize("protocol", ["http", "https", "s3"])
+def test_a_long_download_is_only_ended_if_no_data_arrives(monkeypatch, protocol):
+    def open_system(address, **options):
+        return options, address
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", open_system)
+    options, address = use_files(f"{protocol}://x/y", lambda *given: given)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=60.0, sock_read=60.0)
+    assert options == ({"client_kwargs": {"timeout": timeout}} if protocol.startswith("http") else {})
+    assert address == f"{protocol}://x/y"
 
 
-def test_a_file_on_this_machine_is_read_once(tmp_path):
+def test_missing_files_are_not_retried(tmp_path, caplog):
+    faults = ["gone"]
+    with flaky(tmp_path, faults) as address:
+        for name in ("none.bin?key=verysecret", "none.bin"):
+            with pytest.raises(FileNotFoundError, match=rf"^there is no file {address}/none\.bin$"):
+                read_file(f"{address}/{name}", lambda file: file.read())
+    assert not faults
+    for address in (f"{tmp_path}/none.bin", f"file://{tmp_path}/none.bin"):
+        with pytest.raises(FileNotFoundError, match=f"^there is no file {address}$"):
+            read_file(address, lambda file: file.read())
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_a_file_on_this_machine_is_read_once(tmp_path, protocol):
     (tmp_path / "a.bin").write_bytes(b"")
     attempts = []
 
@@ -56,8 +76,9 @@ def test_a_file_on_this_machine_is_read_once(tmp_path):
         attempts.append(file)
         raise KeyError("damaged")
 
-    with pytest.raises(OSError, match=r"a\.bin.*KeyError: 'damaged'"):
-        read_file(str(tmp_path / "a.bin"), fail)
+    path = f"{protocol}{tmp_path}/a.bin"
+    with pytest.raises(OSError, match=rf"^{path} cannot be read after 1 attempts: KeyError: 'damaged'$"):
+        read_file(path, fail)
     assert len(attempts) == 1
 
 
@@ -67,24 +88,29 @@ def test_only_changed_files_of_a_folder_are_downloaded_again(monkeypatch):
     monkeypatch.setattr(
         type(system), "get_file", lambda self, name, target: (downloaded.append(name), get_file(self, name, target))
     )
-    for name in ("a.wav", "deep/b.wav", "c.wav"):
+    for name in ("a.wav", "deep/b.wav", "c.wav", "d.wav"):
         system.pipe(f"/updated/{name}", name.encode())
     # a key that an object store may have
     system.store["/updated/../outside.wav"] = system.store["/updated/a.wav"]
     folder = local_folder("memory://updated")
-    assert sorted(downloaded) == ["/updated/a.wav", "/updated/c.wav", "/updated/deep/b.wav"]
+    assert sorted(downloaded) == ["/updated/a.wav", "/updated/c.wav", "/updated/d.wav", "/updated/deep/b.wav"]
     assert not (folder.parent / "outside.wav").exists()
 
     system.pipe("/updated/a.wav", b"new")
-    system.rm("/updated/c.wav")
+    for name in ("c.wav", "d.wav"):
+        system.rm(f"/updated/{name}")
+    for name in ("d.wav", "deep/b.wav"):  # lost copies
+        (folder / name).unlink()
     downloaded.clear()
     assert local_folder("memory://updated") == folder
-    assert downloaded == ["/updated/a.wav"]
+    assert downloaded == ["/updated/a.wav", "/updated/deep/b.wav"]
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
     assert files == {"a.wav": b"new", "deep/b.wav": b"deep/b.wav"}
 
     with pytest.raises(FileNotFoundError, match="memory://nowhere"):
         local_folder("memory://nowhere")
+    monkeypatch.setenv("HOME", str(folder))
+    assert local_folder("~/deep") == folder / "deep"
 
 
 def test_a_download_that_is_interrupted_continues(monkeypatch):

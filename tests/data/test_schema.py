@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -14,12 +15,17 @@ from modeling_supclap.datasets_scripts.schema import (
     caption_counts,
     check_rows,
     features,
+    group_id,
     hash_rows,
+    label_counts,
+    label_names,
     lacking_languages,
+    list_classes,
     replace_columns,
     require_captions,
     warn_of_shared_captions,
 )
+from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.languages import LANGUAGES
 
 ROW: Row = {
@@ -38,19 +44,29 @@ def test_new_columns_of_selected_rows_do_not_copy_their_audio():
         return rows.data.column("audio").chunk(0).field("bytes").buffers()[-1].address
 
     audio = [{"bytes": content, "path": None} for content in (b"one", b"two", b"three")]
-    whole = datasets.Dataset.from_dict({"clip_id": ["a", "b", "c"], "audio": audio}).with_format("numpy", ["clip_id"])
+    whole = datasets.Dataset.from_dict({"clip_id": ["a", "b", "c"], "audio": audio}, split="test")
+    whole = whole.with_format("numpy", ["clip_id"], output_all_columns=True)
     rows = whole.select([2, 0])
     types = {"clip_id": datasets.Value("string"), "count": datasets.Value("int32")}
     replaced = replace_columns(rows, {"clip_id": ["z", "y"], "count": [1, None]}, types)
     assert address(replaced) == address(whole)
     assert replaced.format["type"] == "numpy"
     assert replaced.format["columns"] == ["clip_id", "count"]
+    assert replaced.format["output_all_columns"]
+    assert replaced.split == "test"
+    assert (
+        replaced._fingerprint == replace_columns(rows, {"clip_id": ["z", "y"], "count": [1, None]}, types)._fingerprint
+    )
+    assert replaced._fingerprint != whole._fingerprint
+    assert whole.column_names == ["clip_id", "audio"]
     assert replaced.with_format(None).to_list() == [
         {"clip_id": "z", "audio": audio[2], "count": 1},
         {"clip_id": "y", "audio": audio[0], "count": None},
     ]
     assert replaced.features["count"] == datasets.Value("int32")
     assert list(replace_columns(whole, {"count": range(3)}, types)["count"]) == [0, 1, 2]
+    with pytest.raises(ValueError, match="zip"):
+        replace_columns(whole, {"count": range(2)}, types)
 
 
 def test_a_row_survives_arrow_unchanged():
@@ -63,6 +79,9 @@ def test_features_name_the_fields_of_the_row_in_order():
     assert list(features()) == list(Row.__annotations__)
     assert list(features()["captions"]) == list(LANGUAGES)
     assert list(features(["swe", "eng"])["captions"]) == ["swe", "eng"]
+    parts = features(["eng"], with_segments=True, with_channel=True)
+    assert list(parts) == [*Row.__annotations__, "start_seconds", "end_seconds", "channel"]
+    assert [parts[name].dtype for name in list(parts)[-3:]] == ["float64", "float64", "int32"]
 
 
 def test_a_valid_row_passes():
@@ -111,8 +130,10 @@ def test_missing_fields_are_named():
 
 
 def test_the_error_of_a_missing_language_lists_the_existing_ones():
-    with pytest.raises(ValueError, match=r"no train clip has a caption in \['deu'\].*\['eng'\].*--caption_language"):
-        require_captions([ROW], ["deu", "eng"], split="train")
+    row = {**ROW, "captions": {"swe": ["En hund"], "eng": ["A dog"], "fra": [], "ita": ["Un cane"]}}
+    problem = r"^no train clip has a caption in \['fra', 'deu'\].*\['eng', 'ita', 'swe'\]: .*--caption_language"
+    with pytest.raises(ValueError, match=problem):
+        require_captions([row], ["fra", "deu", "eng"], split="train")
 
 
 class MapStyle:
@@ -143,6 +164,8 @@ class MapStyle:
 def test_a_string_is_not_a_list_in_any_form_of_rows(form, change, message):
     check_rows(form([ROW, ROW]))
     check_rows(form([{**ROW, "labels": None, "captions": {"eng": ["A dog"], "fra": None}, "negatives": None}]))
+    check_rows(form([{"clip_id": "a", "labels": ["dog"]}]))
+    check_rows(MapStyle([]))
     with pytest.raises(ValueError, match=message):
         check_rows(form([{**ROW, **change}]))
 
@@ -203,14 +226,20 @@ def test_captions_of_datasets_are_counted_as_those_of_rows():
             assert counts[language].tolist() == [len(row["captions"][language]) for row in rows]
 
 
-@pytest.mark.parametrize("scheme", ["random", "kcl", "cacl"])
-def test_every_form_of_rows_is_refused_for_the_same_clips(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "needed"), [("random", "one of"), ("kcl", "all of"), ("cacl", "the first and another of")]
+)
+def test_every_form_of_rows_is_refused_for_the_same_clips(scheme, needed):
     rows = rows_of_captions()
     lacking = [row["clip_id"] for row in rows if lacking_languages(row, ["eng", "fra", "deu"], scheme)]
     assert 0 < len(lacking) < len(rows)
     for form in forms_of(rows):
-        with pytest.raises(ValueError, match=f"^{len(lacking)} train clips lack captions, such as '{lacking[0]}'"):
+        with pytest.raises(
+            ValueError, match=f"^{len(lacking)} train clips lack captions, such as '{lacking[0]}', "
+        ) as error:
             require_captions(form, ["eng", "fra", "deu"], scheme, "train")
+        absent = lacking_languages(rows[int(lacking[0])], ["eng", "fra", "deu"], scheme)
+        assert f"none in {absent}; this run needs captions in {needed} ['eng', 'fra', 'deu']: " in str(error.value)
         usable = form.filter(lambda row: row["clip_id"] not in lacking) if hasattr(form, "filter") else []
         if usable:
             require_captions(usable, ["eng", "fra", "deu"], scheme)
@@ -252,3 +281,56 @@ def test_the_hash_covers_what_changes_the_training_in_every_form_of_rows(column)
 def test_cacl_needs_english_and_one_of_the_other_languages(given, suffices):
     row = {"captions": {language: ["a dog"] for language in given.split()}}
     assert (lacking_languages(row, ["eng", "fra", "deu"], "cacl") == []) == suffices
+    for scheme in ("random", "kcl", "cacl"):  # of one language
+        assert lacking_languages(row, ["eng"], scheme) == ([] if "eng" in given else ["eng"])
+
+
+def test_the_hash_covers_every_row_and_language_and_no_path():
+    captions = {"eng": ["a dog", "barks"], "fra": ["un chien"]}
+    count = 100_001
+    ids = [str(number) for number in range(count)]
+    hashes = set()
+    for last in ("a cat", "a bird"):
+        texts = [{"eng": ["rain"]}] * (count - 1) + [{"eng": [last]}]
+        hashes.add(hash_rows(datasets.Dataset.from_dict({"clip_id": ids, "captions": texts})))
+    assert len(hashes) == 2
+
+    row = {"clip_id": "a", "captions": captions, "audio_path": "a.wav"}
+    same = {"clip_id": "a", "captions": {"fra": ["un chien"], "deu": [], "eng": ["a dog", "barks"]}, "audio_path": "b"}
+    assert hash_rows([row]) == hash_rows([same])
+    english = [{"clip_id": "b", "captions": {"eng": ["rain"]} | rest} for rest in ({}, {"fra": []}, {"fra": None})]
+    assert len({hash_rows([row, other]) for other in english}) == 1
+    others = [{"clip_id": "b", "captions": captions}]
+    for change in (
+        {"eng": ["a dog barks"]},
+        {"eng": ["barks", "a dog"]},
+        {"fra": []},
+        {"fra": [], "swe": ["un chien"]},
+    ):
+        others.append({"clip_id": "a", "captions": captions | change})
+    assert len({hash_rows([other]) for other in [row, *others]}) == 1 + len(others)
+    assert hash_rows([row, others[0]]) != hash_rows([row])
+
+
+def test_labels_are_counted_and_listed_without_streams_and_nulls():
+    rows = datasets.Dataset.from_list(
+        [{"labels": ["rain", "dog"]}, {"labels": None}, {"labels": ["cat", "dog", "dog"]}]
+    )
+    assert label_counts(rows).tolist() == [2, 0, 3]
+    assert label_names(rows.select([1, 2])) == {"cat", "dog"}
+    splits = {
+        "train": RowStream(SimpleNamespace(features={}, licenses={}, row_groups=[])),
+        "test": rows.select([0]),
+        "validation": rows.select([2]),
+    }
+    assert list_classes(splits, ["wind"]) == ["cat", "dog", "rain", "wind"]
+    assert list_classes({"test": rows.select([1])}) is None
+
+
+def test_clips_of_equal_captions_are_in_one_group_if_requested():
+    first = {"clip_id": "a", "captions": {"eng": ["a dog"], "fra": ["un chien"]}}
+    second = {"clip_id": "b", "captions": {"fra": ["un chien"], "eng": ["a dog"]}}
+    other = {"clip_id": "b", "captions": {"eng": ["a dog"], "fra": []}}
+    assert group_id(first, "captions") == group_id(second, "captions") != group_id(other, "captions")
+    assert group_id(first, "clip") != group_id(second, "clip") == group_id(other, "clip")
+    assert all(0 <= group_id(row, kind) < 2**63 for row in (first, other) for kind in ("clip", "captions"))

@@ -45,8 +45,23 @@ def test_whole_groups_are_drawn():
     alone = draw_splits(sources, range(40), {"test": 0.2}, 0)
     assert alone == [draw_sources(sources, {"test": 8}, 0)[source] for source in sources]
     assert draw_splits(sources, groups, {"test": 1.0}, 0) == ["test"] * 40
-    with pytest.raises(ValueError, match=r"2 recordings.*validation and test"):
+    with pytest.raises(ValueError, match=r"^the counts \{'test': 2, 'validation': 1\} exceed the 2 recordings"):
+        draw_sources(["a", "b", "a"], {"test": 2, "validation": 1}, 0)
+    halves = {"validation": 0.5, "test": 0.5}
+    assert sorted(draw_splits("ab", [0, 1], halves, 0)) == ["test", "validation"]
+    with pytest.raises(ValueError, match=r"^1 recordings are too few to draw validation and test"):
+        draw_splits("aa", [0, 0], halves, 0)
+    with pytest.raises(ValueError, match=r"^2 recordings.*validation and test"):
         draw_splits("abc", [0, 0, 1], {"validation": 0.1, "test": 0.1}, 0)
+
+
+def test_a_source_may_be_the_test_split():
+    sources, groups, fractions = list("gabfecd"), [0, 0, 2, 3, 4, 5, 6], {"validation": 0.2, "test": 0.9}
+    splits = draw_splits(sources, groups, fractions, 0, test_group="a")
+    assert splits[:2] == ["test", "test"]  # of one group
+    assert sorted(splits[2:]) == ["train", "train", "train", "train", "validation"]
+    with pytest.raises(ValueError, match=r"^test_group is 'x'; the sources are a, b, c, d, e, f, g$"):
+        draw_splits(sources, groups, fractions, 0, test_group="x")
 
 
 def test_what_splits_share_is_counted(caplog):
@@ -58,4 +73,10 @@ def test_what_splits_share_is_counted(caplog):
         "mine: 2 of 3 test clips share a recording or a source with train or validation",
         "mine: 1 of 2 validation clips share a caption with train",
         "mine: 2 of 3 test clips share a caption with train or validation",
+    ]
+    caplog.clear()
+    warn_of_shared("mine", ["test", "train", "test"], [0, 1, 1], [["a"], ["a"], []])
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "mine: 1 of 2 test clips share a recording or a source with train",
+        "mine: 1 of 2 test clips share a caption with train",
     ]
