@@ -97,7 +97,7 @@ def find_files(system: Any, folder: str) -> dict[str, str]:
     files.
     """
     files, is_web = {}, folder.startswith("http")
-    for path in system.find(folder):
+    for path in sorted(system.find(folder)):
         name = os.path.relpath(unquote(path), unquote(folder)) if is_web else os.path.relpath(path, folder)
         is_link = is_web and re.search("[?#]|/$", path)
         if not (is_link or name.startswith(os.pardir)):  # such as the key "sounds/../a.wav" of an object store
