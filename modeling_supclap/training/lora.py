@@ -314,13 +314,13 @@ def merge_checkpoint(checkpoint: str | Path, config: Any, weights: Mapping[str, 
     Raises:
         ValueError: The checkpoint contains no configuration of its adapters.
     """
-    folders = sorted(Path(checkpoint, ADAPTERS).glob("*"))
+    folders = list(Path(checkpoint, ADAPTERS).glob("*"))
     if not folders:
         raise ValueError(
             f"{checkpoint} contains adapters without their configuration; resume the run, which saves a merged model"
         )
     adapters = {folder.name: PeftConfig.from_pretrained(str(folder)) for folder in folders}
-    of_model = {name.removeprefix("model."): w for name, w in weights.items() if not name.startswith("objective.")}
+    of_model = {name.removeprefix("model."): weight for name, weight in weights.items()}
     return merged_copy(config, adapters, of_model, list(adapters))
 
 

@@ -340,8 +340,8 @@ class MatryoshkaObjective(nn.Module):
 
     def __init__(self, objective: Callable[..., Any], widths: Sequence[int]) -> None:
         super().__init__()
-        if not widths or min(widths) < 1:
-            raise ValueError(f"got widths {list(widths)}; expected at least one, of 1 or more")
+        if min(widths) < 1:
+            raise ValueError(f"got widths {list(widths)}; expected 1 or more")
         self.objective, self.widths = as_objective(objective), sorted(set(widths))
 
     @property

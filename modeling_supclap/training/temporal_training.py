@@ -155,5 +155,5 @@ class TemporalTrainer(SupCLAPTrainer):
 
 def _numbered(items: TemporalItems) -> UsableRows:
     """Return a row for each pair. The items contain the recordings, which are usable."""
-    pairs = [{"clip_id": f"pair {number}", "labels": []} for number in range(len(items))]
+    pairs = [{"clip_id": f"pair {number}"} for number in range(len(items))]
     return UsableRows(pairs, described=items.rows)
