@@ -55,7 +55,7 @@ def test_facts_of_a_trainer(trainer, tmp_path):
 
 def test_facts_are_the_values_that_were_used(trainer):
     """The user's own optimizer and schedule replace those of the arguments."""
-    optimizer = torch.optim.SGD(trainer.module.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(trainer.module.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     own = SupCLAPTrainer(
         trainer.clap,
@@ -67,6 +67,7 @@ def test_facts_are_the_values_that_were_used(trainer):
     own._train_batch_size = 4  # as `auto_find_batch_size` does
     told = facts_of_run(own).arguments
     assert (told["optim"], told["learning_rate"], told["lr_scheduler_type"]) == ("SGD", 0.5, "StepLR")
+    assert told["weight_decay"] == 0.1
     assert told["per_device_train_batch_size"] == 4
 
 

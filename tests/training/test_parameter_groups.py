@@ -114,6 +114,22 @@ def test_parts_without_trainable_parameters_are_named(tmp_path, rows):
         )
 
 
+def test_parameters_that_fsdp_wraps_have_the_rates_of_their_part():
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    names = [
+        "model.text_model.layers.1._fsdp_wrapped_module.weight",
+        "model.text_model.layers.10.weight",
+        "objective.w",
+    ]
+    split_by_rate(optimizer, zip(names, weights, strict=True), {"text_model.layers.1": 0.1, "objective": 0.2})
+    assert [(group["lr"], group["params"]) for group in optimizer.param_groups] == [
+        (1.0, [weights[1]]),
+        (0.1, [weights[0]]),
+        (0.2, [weights[2]]),
+    ]
+
+
 @pytest.mark.parametrize("value", ["text_model", "[1]", {"text_model": "fast"}, {"text_model": -1}, '{"a": NaN}', 3])
 def test_rates_that_are_no_mapping_of_numbers_are_refused(value):
     with pytest.raises(ValueError, match="learning_rates"):

@@ -20,13 +20,16 @@ from datasets import Audio, Dataset
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
-from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.datasets_scripts.schema import group_id
 from modeling_supclap.evaluation import EmbeddingCache, evaluate, load_embedding_model
 from modeling_supclap.losses import DynamicRadius, info_nce
+from modeling_supclap.training.callbacks import LineCallback, SupCLAPProgressCallback
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.drift import perpendicular_components, radius_by_hard_negatives
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -98,6 +101,9 @@ def test_a_run_stops_early(tmp_path, rows):
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer = build(tmp_path, rows, early_stopping_patience=2, learning_rate=0.0, num_train_epochs=9, **options)
     trainer.train()
+    saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["stateful_callbacks"]
+    assert saved["EarlyStoppingCallback"]["attributes"] == {"early_stopping_patience_counter": 1}
+    assert "TrainerControl" in saved
     assert trainer.state.global_step == 6  # the second and third evaluation are not better than the first
     assert trainer.state.best_global_step == 6  # of equal scores, the last
 
@@ -482,7 +488,7 @@ class LogsNumbers(OwnObjective):
 
 
 def test_nan_is_named_if_an_objective_logs_numbers(tmp_path, rows):
-    with pytest.raises(FloatingPointError, match=r"'clip"):
+    with pytest.raises(FloatingPointError, match=r"step 1, from the total, on clips \['clip"):
         SupCLAPTrainer(
             builders.supclap_model(),
             arguments(tmp_path, **QUICK),
@@ -755,6 +761,32 @@ def test_the_mean_loss_of_a_resumed_run_is_that_of_one_run(tmp_path, rows):
         resumed = build(tmp_path / "run", rows, **options)
         again = resumed.train(str(tmp_path / "run" / f"checkpoint-{step}"))
         assert again.training_loss == again.metrics["train_loss"] == output.training_loss, step
+    # a checkpoint of an earlier version has no sum of the losses
+    path = tmp_path / "run" / "checkpoint-6" / "supclap_run.json"
+    written = json.loads(path.read_text())
+    del written["loss_sum"]
+    path.write_text(json.dumps(written))
+    assert 0 < build(tmp_path / "run", rows, **options).train(str(path.parent)).training_loss < output.training_loss
+
+
+def test_a_subclass_may_use_the_outputs_of_a_step(tmp_path, rows):
+    trainer = build(tmp_path, rows)
+    batch = next(iter(trainer.get_train_dataloader()))
+    loss, outputs = trainer.compute_loss(trainer.model.train(), batch, return_outputs=True)
+    assert loss is outputs.loss
+    assert outputs.audio_embeds.shape == (4, 16)
+    assert trainer.compute_loss(trainer.model, batch).shape == ()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_shows_a_bar(tmp_path, rows, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    found = []
+    for no_bars in (False, True):
+        trainer = build(tmp_path, rows, disable_tqdm=no_bars)
+        kinds = (SupCLAPProgressCallback, LineCallback, ProgressCallback, PrinterCallback)
+        found.append([type(each) for each in trainer.callback_handler.callbacks if isinstance(each, kinds)])
+    assert found == [[SupCLAPProgressCallback if is_terminal else LineCallback], [LineCallback]]
 
 
 def test_evaluations_without_rows_are_refused_with_the_remedy(tmp_path, rows):
@@ -795,13 +827,25 @@ def test_drift_of_an_evaluation_does_not_depend_on_the_order_of_the_clips(tmp_pa
     """Several processes return clips in another order; groups of equal captions must stay with their clips."""
     twins = [{**row, "captions": rows[index % 5]["captions"]} for index, row in enumerate(rows)]
     model = builders.supclap_model()
-    trainer = SupCLAPTrainer(model, arguments(tmp_path, positives="captions"), twins, twins, processor())
+    args = arguments(tmp_path, positives="captions", svr="bi-dynamic", radius_num_similarities=8, radius_init=0.3)
+    trainer = SupCLAPTrainer(model, args, twins, twins, processor())
+    radius = trainer.module.objective.regularizer.radius_of("t2a")
+    torch.nn.init.normal_(radius.layers[-1].weight, generator=torch.Generator().manual_seed(0))
     prediction = trainer.predict(twins)
     measure = trainer._metrics_of(IndexedRows(twins))
     order = np.array([7, 0, 3, 11, 1, 9, 2, 10, 4, 8, 5, 6])
     embeds = tuple(each[order] for each in prediction.predictions)
     shuffled = EvalPrediction(predictions=embeds, label_ids=prediction.label_ids[order])
     expected = measure(EvalPrediction(predictions=prediction.predictions, label_ids=prediction.label_ids))
+    clips, texts = map(torch.from_numpy, prediction.predictions)
+    groups = torch.tensor([group_id(row, "captions") for row in twins])
+    pairs = clips, texts[:, 0], model.logit_scale.detach().exp()
+    numbers = perpendicular_components(*pairs, 4, groups)
+    numbers |= radius_by_hard_negatives(radius, *pairs, groups)
+    assert {"perpendicular_global", "radius_hard_6"} <= numbers.keys()
+    assert {name: expected[name] for name in numbers} == pytest.approx(
+        {name: value.item() for name, value in numbers.items()}, abs=1e-6
+    )
     found = measure(shuffled)
     assert found["perpendicular_global"] == pytest.approx(expected["perpendicular_global"], abs=1e-6)
     assert found == pytest.approx(expected, abs=1e-6)
