@@ -393,10 +393,9 @@ class TrainingCollator(ContrastiveCollator):
         elif self.languages_per_clip is not None:
             languages = random.permutation(languages)[: self.languages_per_clip].tolist()
 
-        texts = [row["captions"][language] for language in languages]
-        count = min(map(len, texts))
+        count = min(len(row["captions"][language]) for language in languages)
         number = random.integers(count) if fixed_number is None else min(fixed_number, count - 1)
-        return position, [(language, captions[number]) for language, captions in zip(languages, texts, strict=True)]
+        return position, [(language, row["captions"][language][number]) for language in languages]
 
 
 class EvaluationCollator(ContrastiveCollator):

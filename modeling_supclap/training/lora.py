@@ -370,9 +370,9 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
     path = blocks[0].split(".")
     for depth in range(len(path) - 1, 0, -1):
         parent = ".".join(path[:depth])
-        names, children = zip(*model.get_submodule(parent).named_children(), strict=True)
-        after = names.index(path[depth]) + 1
-        for name, child in zip(names[after:], children[after:], strict=True):
+        siblings = list(model.get_submodule(parent).named_children())
+        after = [name for name, _ in siblings].index(path[depth]) + 1
+        for name, child in siblings[after:]:
             if not isinstance(child, _BatchNorm) and list(child.parameters()):
                 modules.append(f"{parent}.{name}")
     return modules
