@@ -116,6 +116,10 @@ def test_the_best_checkpoint_is_kept_loaded_and_found_under_its_last_name(tmp_pa
     best = tmp_path / f"checkpoint-{best_step(trainer)}"
     assert trainer.state.best_model_checkpoint == str(best)
     assert names(tmp_path) == [best.name]  # with a limit of 1, transformers removes the last one at the end
+    trainer.save_state()
+    for folder in (tmp_path, best):  # the files may be moved or published
+        assert json.loads((folder / "trainer_state.json").read_text())["best_model_checkpoint"] is None
+    assert trainer.state.best_model_checkpoint == str(best)
 
     moved = tmp_path.rename(tmp_path.with_name("on another machine"))
     for folder in (moved, moved / RESUME_FOLDER):
@@ -548,7 +552,7 @@ def test_data_that_only_one_run_recorded_are_not_compared(run, rows, tmp_path, k
     refuse_another_run(tmp_path / "checkpoint-4", describe_run(other.args, other.module))
 
 
-def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path):
+def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path, monkeypatch):
     path = tmp_path / "checkpoint-4" / RUN_FILE
     written = json.loads(path.read_text())
     written["settings"] |= {"stream": {"workers": 3, "batch_size": 4}, "gone": 7}
@@ -562,6 +566,9 @@ def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp
         ValueError, match=r"stream was None and is \{'rows of a process': 8, 'batch_size': 4, 'workers': 2"
     ):
         refuse_another_run(tmp_path / "checkpoint-2", describe_run(other.args, other.module, None, batches))
+    monkeypatch.setattr(type(other.args), "world_size", 2)
+    with pytest.raises(ValueError, match="settings: clips_per_step was 4 and is 8; resume"):
+        refuse_another_run(tmp_path / "checkpoint-2", describe_run(other.args, other.module))
     assert "batch_size" not in str(refused.value)
 
 

@@ -11,6 +11,7 @@ import peft
 import pytest
 import torch
 import transformers
+from audio_encoders import make_encoder
 from peft import IA3Config, LNTuningConfig, LoHaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -572,6 +573,18 @@ def test_the_trainer_saves_a_merged_model_and_checkpoints_can_be_merged(tmp_path
 def test_a_checkpoint_without_the_configuration_of_its_adapters_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="contains adapters without their configuration; resume the run"):
         lora.merge_checkpoint(tmp_path, SupCLAPConfig(), {})
+
+
+def test_adapters_of_a_tower_that_they_would_not_train_are_refused():
+    with_convolutions = builders.pair("cnn14")[0]
+    with_gates = SupCLAPModel(builders.supclap_config(audio=make_encoder("wavlm")[0].config))
+    for model, message in (
+        (with_convolutions, "last 1 blocks of audio_model have no attention"),
+        (with_gates, "WavLM"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            add_lora(model)
+        assert all("text_model" in name for name in adapted(add_lora(model, audio_layers=0)))
 
 
 def test_adapters_that_are_not_finite_are_not_merged(model):

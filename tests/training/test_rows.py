@@ -9,7 +9,7 @@ from test_trainer import QUICK, arguments, build, processor
 
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.training import rows as training_rows
-from modeling_supclap.training.rows import UsableRows, dataset_names, make_usable
+from modeling_supclap.training.rows import UsableRows, dataset_names, make_usable, read_in_epochs
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
 
@@ -44,6 +44,16 @@ def test_too_few_clips_are_refused(tmp_path, rows, count, options, message):
 def test_clips_that_fill_a_batch_are_enough(tmp_path, rows, count, drops):
     trainer = build(tmp_path, rows[:count], dataloader_drop_last=drops)
     assert [len(batch["clip_index"]) for batch in trainer.get_train_dataloader()] == ([4, 2] if count == 6 else [4])
+
+
+def test_clips_are_enough_for_a_batch_of_all_processes(tmp_path, rows, monkeypatch):
+    args = arguments(tmp_path, dataloader_drop_last=False)
+    monkeypatch.setattr(type(args), "world_size", 2)
+    with pytest.raises(ValueError, match="7 clips are fewer than a batch of 8; "):
+        read_in_epochs(UsableRows(rows[:7]), args)
+    read, batches = read_in_epochs(UsableRows(rows[:9]), args)  # a process pads the last clip
+    assert (len(read), batches) == (9, None)
+    assert read_in_epochs(None, args) == (None, None)
 
 
 @pytest.mark.parametrize("form", [list, Dataset.from_list])

@@ -169,6 +169,14 @@ def test_options_of_post_training_have_ranges():
         TemporalTrainingArguments(temporal_beta=-0.5)
 
 
+def test_the_clips_of_all_processes_are_negatives(tmp_path, monkeypatch):
+    monkeypatch.setattr(SupCLAPTrainingArguments, "world_size", 2)
+    SupCLAPTrainingArguments(str(tmp_path), per_device_train_batch_size=1)
+    SupCLAPTrainingArguments(str(tmp_path), hard_negatives_per_batch=47)
+    with pytest.raises(ValueError, match="must be less than the batch of all devices, 48"):
+        SupCLAPTrainingArguments(str(tmp_path), hard_negatives_per_batch=48)
+
+
 def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does; without a GPU the Trainer would not join them
     with pytest.raises(ValueError, match="--use_cpu"):
