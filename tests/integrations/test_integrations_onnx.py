@@ -250,6 +250,8 @@ def test_serving_needs_no_torch(by_recipe, tmp_path):
     try:
         fingerprint = load_embedding_model(model, processor).fingerprint
         export_onnx(model, processor, tmp_path / "out", waveforms=None, fingerprint=fingerprint)
+        facts = json.loads((tmp_path / "out" / "onnx.json").read_text())
+        assert facts["audio.onnx"]["inputs"] == {"waveform": ["batch", "samples"]}
         files = write_noise(tmp_path, short=0.4, long=23.0)
         found = serve(tmp_path / "out", ["eng", "fra", "zho_Hans"], files)
         expected = model.encode_text(["A dog, barks!"] * 3, processor, language=["eng", "fra", "zho"])

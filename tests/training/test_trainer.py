@@ -571,6 +571,23 @@ def test_loaders_have_the_options_of_the_arguments(tmp_path, rows):
     assert [loader.persistent_workers for loader in loaders] == [True, False]
 
 
+def test_collators_have_the_options_of_the_arguments(tmp_path, rows):
+    options = {"max_audio_seconds": 0.3, "pad_short_clips": True, "positives": "captions"}
+    of_training = {"negatives_per_clip": 2, "seed": 5}
+    given = [{**row, "negatives": {"fra": ["non"]}} for row in rows]
+    languages = {"languages": ["fra", "eng"], "eval_languages": ["eng"]}
+    trainer = build(tmp_path, given, apply_spec_augment=True, **options, **of_training, **languages)
+    training, evaluation = trainer.data_collator, trainer.evaluation_collator
+    for collator in (training, evaluation):
+        assert {name: getattr(collator, name) for name in options} == options
+        assert collator.kept is trainer.kept
+    assert {name: getattr(training, name) for name in of_training} == of_training
+    assert (training.languages, evaluation.languages) == (("fra", "eng"), ("eng",))
+    assert (training.changes_features, evaluation.changes_features) == (True, False)
+    trainer = build(tmp_path, rows, loss="kcl", languages=["eng", "fra"], languages_per_clip=2)
+    assert (trainer.data_collator.scheme, trainer.data_collator.languages_per_clip) == ("kcl", 2)
+
+
 def test_hyperparameter_search_is_refused(tmp_path, rows):
     with pytest.raises(NotImplementedError, match="hyperparameter_search"):
         build(tmp_path, rows).hyperparameter_search(n_trials=1)
