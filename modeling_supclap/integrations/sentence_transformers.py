@@ -132,7 +132,7 @@ class SupCLAPModule(InputModule):
             raise ValueError("the batch has both texts and recordings; encode them in two calls")
 
         extractor: Any = self.processor.feature_extractor
-        rate_hz = int(extractor.sampling_rate)
+        rate_hz = extractor.sampling_rate
         audio = []
         for one in inputs:
             is_wrapped = isinstance(one, Mapping) and set(one) == {"audio"}

@@ -55,10 +55,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         bibliography[entry[entry.index("{") + 1 : entry.index(",")]] = entry
 
     environment = Environment(
-        loader=PackageLoader("modeling_supclap.model_card", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("modeling_supclap.model_card", "."), undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["inline"] = inline_markdown
     text = environment.get_template("card.md.j2").render(

@@ -68,12 +68,12 @@ class SupCLAPProgressCallback(ProgressCallback):
     """Progress bar with loss and clips per second, and one printed line per evaluation."""
 
     def on_log(self, *args: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.training_bar is not None and logs and "clips_per_second" in logs:
+        if self.training_bar is not None and "clips_per_second" in logs:
             self.training_bar.set_postfix_str(_format_log(logs), refresh=False)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         super().on_evaluate(args, state, control, **kwargs)
-        line = _format_evaluation(args, state, metrics or {})
+        line = _format_evaluation(args, state, metrics)
         if self.training_bar is not None and line:
             self.training_bar.write(line)
 
@@ -103,14 +103,14 @@ class LineCallback(TrainerCallback):
         self.batches = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs and "clips_per_second" in logs:
+        if state.is_world_process_zero and "clips_per_second" in logs:
             hint = "" if self._chance is None else f" (random embeddings: loss {self._chance:.3f})"
             self._chance = None
             print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}{hint}", flush=True)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         self.batches = None
-        line = _format_evaluation(args, state, metrics or {})
+        line = _format_evaluation(args, state, metrics)
         if state.is_world_process_zero and line:
             print(line, flush=True)
 
@@ -307,7 +307,7 @@ class ThroughputCallback(TrainerCallback):
         self._since, self._is_warm = now, True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self._has_logged or self._spent == 0 or "clips_per_second" not in (logs or {}):
+        if self._has_logged or self._spent == 0:
             return
         self._has_logged = True
         if self._waited > STARVED * self._spent and state.is_world_process_zero:
@@ -345,7 +345,7 @@ class LanguageErrorsCallback(TrainerCallback):
 
     @torch.enable_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not control.should_log or not self._batch:
+        if not control.should_log:
             return
         model = self.module.model
         model.eval()
@@ -415,13 +415,13 @@ class DriftCallback(TrainerCallback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_log and self._batch:
+        if control.should_log:
             self.averages.add(self._numbers())
 
     on_epoch_end = on_step_end
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if "drift_cosine" in (logs or {}):
+        if "drift_cosine" in logs:
             state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._cosines)
 
     def _pairs(self, embeds: Tensor) -> Tensor:

@@ -90,13 +90,12 @@ def put_away(folder: str | Path, limit: int | None = None, best: str | None = No
     if frozen or checkpoints:
         away.mkdir(exist_ok=True)
     for path in frozen:
-        if not (away / path.name).exists():
-            with atomic_write(away / path.name) as copy:
-                copy.unlink()  # a link is created exclusively, too
-                try:
-                    os.link(path, copy)
-                except OSError:  # a file system without links
-                    shutil.copyfile(path, copy)
+        with atomic_write(away / path.name) as copy:
+            copy.unlink()  # a link is created exclusively, too
+            try:
+                os.link(path, copy)
+            except OSError:  # a file system without links
+                shutil.copyfile(path, copy)
     for path in map(Path, checkpoints):
         shutil.rmtree(away / path.name, ignore_errors=True)
         os.replace(path, away / path.name)
@@ -161,7 +160,7 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
 
 def uploads_checkpoints() -> bool:
     """Return whether the environment makes a tracker upload checkpoints, without the files beside them."""
-    if os.environ.get("WANDB_LOG_MODEL", "").lower() == "checkpoint":
+    if os.environ.get("WANDB_LOG_MODEL") == "checkpoint":
         return True
     names = ("HF_MLFLOW_LOG_ARTIFACTS", "CLEARML_LOG_MODEL")
     return any(os.environ.get(name, "").upper() in ENV_VARS_TRUE_VALUES for name in names)
@@ -222,18 +221,18 @@ def describe_run(
         "settings": _settings(args, module, batches, optimizer),
         "length": {"num_train_epochs": args.num_train_epochs, "max_steps": args.max_steps},
         "data": dict(data or {}),
-        "selection": {name: redact(getattr(args, name, None)) for name in _SELECTION},
+        "selection": {name: getattr(args, name) for name in _SELECTION},
         "trainable": [name for name, parameter in module.named_parameters() if parameter.requires_grad],
     }
 
 
-def write_run_file(folder: str | Path, run: Mapping[str, Any], frozen: Mapping[str, str] | None = None) -> None:
+def write_run_file(folder: str | Path, run: Mapping[str, Any], frozen: Mapping[str, str]) -> None:
     """Write `RUN_FILE`, last, because it contains the hashes of all other files.
 
     `run` is from `describe_run`, and `frozen` from `write_frozen`.
     """
-    files = dict(frozen or {})
-    for path in sorted(Path(folder).rglob("*")):
+    files = dict(frozen)
+    for path in Path(folder).rglob("*"):
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = file_sha256(path)
     write_json(Path(folder) / RUN_FILE, {**run, "sha256": files})
@@ -307,7 +306,7 @@ def _settings(
     if adapters:
         settings["adapters"] = {name: _adapter_settings(adapter) for name, adapter in adapters.items()}
     if optimizer is not None:
-        values = {name: value for name, value in optimizer.defaults.items() if isinstance(value, (int, float, bool))}
+        values = {name: value for name, value in optimizer.defaults.items() if isinstance(value, (int, float))}
         settings["optimizer"] = {"class": type(optimizer).__name__, **values}
     if batches is not None:
         settings["stream"] = {

@@ -89,7 +89,7 @@ class IndexedRows(Dataset[Row]):
 
     def __len__(self) -> int:
         if self.expected is not None:
-            return max(1, round(self.expected.sum()))
+            return round(self.expected.sum())
         return len(self.rows if self.captions is None else self.captions.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class ContrastiveCollator:
         for index, (row, position) in enumerate(zip(rows, crop_positions, strict=True)):
             keys = self._keys(row, position)
             if keys:
-                known |= self.kept.find(keys.values() - known.keys(), tower)
+                known |= self.kept.find(keys.values(), tower)
             key: Key | None = next((key for key in keys.values() if key in known or key in new), None)
             if key is None:
                 key = keys.get(self._is_whole(row), index) if keys else index
@@ -230,7 +230,7 @@ class ContrastiveCollator:
         extractor = self.processor.feature_extractor
         clip = extractor.extend(clip) if hasattr(extractor, "extend") else clip
         integers = to_int16(clip)
-        return {"samples": integers if (integers / np.float32(32768) == clip).all() else clip}
+        return {"samples": integers if (integers / 32768 == clip).all() else clip}
 
     def _stack(self, clips: Sequence[Features]) -> dict[str, Any]:
         """Stack the features or samples of clips to a batch, with their lengths."""
@@ -393,10 +393,9 @@ class TrainingCollator(ContrastiveCollator):
         elif self.languages_per_clip is not None:
             languages = random.permutation(languages)[: self.languages_per_clip].tolist()
 
-        texts = [row["captions"][language] for language in languages]
-        count = min(map(len, texts))
+        count = min(len(row["captions"][language]) for language in languages)
         number = random.integers(count) if fixed_number is None else min(fixed_number, count - 1)
-        return position, [(language, captions[number]) for language, captions in zip(languages, texts, strict=True)]
+        return position, [(language, row["captions"][language][number]) for language in languages]
 
 
 class EvaluationCollator(ContrastiveCollator):

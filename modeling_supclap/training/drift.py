@@ -343,7 +343,7 @@ def radius_by_hard_negatives(
             mixed = torch.randperm(radius.num_negatives, generator=torch.Generator().manual_seed(1))
             negatives = negatives[:, mixed.to(negatives.device)]
         inputs = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
-        radii[f"radius_hard_{count}"] = radius.layers(inputs.to(next(radius.layers.parameters()).dtype)).mean()
+        radii[f"radius_hard_{count}"] = radius.predict(inputs).mean()
     return radii
 
 

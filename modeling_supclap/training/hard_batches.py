@@ -87,9 +87,8 @@ def order_by_captions(
         index, number = (item, 0) if rows.captions is None else rows.captions.locate(item)
         row = light[index]
         language = next(code for code in args.languages if row["captions"].get(code))
-        of_clip = row["captions"][language]
         languages.append(language)
-        texts.append(of_clip[min(number, len(of_clip) - 1)])
+        texts.append(row["captions"][language][number])
         groups.append(group_id(row, args.positives))
     size = args.per_device_eval_batch_size
     embeds = encoding.encode_text(

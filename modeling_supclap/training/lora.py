@@ -314,13 +314,13 @@ def merge_checkpoint(checkpoint: str | Path, config: Any, weights: Mapping[str, 
     Raises:
         ValueError: The checkpoint contains no configuration of its adapters.
     """
-    folders = sorted(Path(checkpoint, ADAPTERS).glob("*"))
+    folders = list(Path(checkpoint, ADAPTERS).glob("*"))
     if not folders:
         raise ValueError(
             f"{checkpoint} contains adapters without their configuration; resume the run, which saves a merged model"
         )
     adapters = {folder.name: PeftConfig.from_pretrained(str(folder)) for folder in folders}
-    of_model = {name.removeprefix("model."): w for name, w in weights.items() if not name.startswith("objective.")}
+    of_model = {name.removeprefix("model."): weight for name, weight in weights.items()}
     return merged_copy(config, adapters, of_model, list(adapters))
 
 
@@ -370,9 +370,9 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
     path = blocks[0].split(".")
     for depth in range(len(path) - 1, 0, -1):
         parent = ".".join(path[:depth])
-        names, children = zip(*model.get_submodule(parent).named_children(), strict=True)
-        after = names.index(path[depth]) + 1
-        for name, child in zip(names[after:], children[after:], strict=True):
+        siblings = list(model.get_submodule(parent).named_children())
+        after = [name for name, _ in siblings].index(path[depth]) + 1
+        for name, child in siblings[after:]:
             if not isinstance(child, _BatchNorm) and list(child.parameters()):
                 modules.append(f"{parent}.{name}")
     return modules

@@ -83,7 +83,7 @@ def captions_per_clip(
 def clips_per_batch(args: Any) -> int:
     """Return the number of clips in a batch of all processes. A pair of sounds of TeminAL has 2 or 3 clips."""
     clips_per_pair = {"a": 2, "b": 3}[args.stage] if isinstance(args, TemporalOptions) else 1
-    return int(clips_per_pair * args.train_batch_size * args.world_size)
+    return clips_per_pair * args.train_batch_size * args.world_size
 
 
 def chance_loss(args: Any) -> float | None:

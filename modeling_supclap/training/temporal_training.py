@@ -65,12 +65,13 @@ class TemporalCollator(TrainingCollator):
         captions: list[list[tuple[str, str]]] = []
         meanings: list[int] = []
         classes: list[int] = []
+        epoch = int(self.epoch)
         for row in rows:
             # One language for all items of a pair: otherwise the language alone would separate their captions.
             number = row["clip_index"]
-            language = drawn(self.languages, self.seed, "language", int(self.epoch), number)
+            language = drawn(self.languages, self.seed, "language", epoch, number)
             captions.append([])
-            for item in draw(int(self.epoch), number):  # R items
+            for item in draw(epoch, number):  # R items
                 clip = render(item, self._read, self.rate_hz, self.options)
                 clips.append(self._augment(clip, {"clip_id": item.clip_id}))
                 available = {language: item.captions[language]} if self.scheme == "random" else item.captions
@@ -155,5 +156,5 @@ class TemporalTrainer(SupCLAPTrainer):
 
 def _numbered(items: TemporalItems) -> UsableRows:
     """Return a row for each pair. The items contain the recordings, which are usable."""
-    pairs = [{"clip_id": f"pair {number}", "labels": []} for number in range(len(items))]
+    pairs = [{"clip_id": f"pair {number}"} for number in range(len(items))]
     return UsableRows(pairs, described=items.rows)

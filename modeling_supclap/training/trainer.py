@@ -661,7 +661,6 @@ class SupCLAPTrainer(Trainer):
     def _write_checkpoint(self, folder: CheckpointFolder) -> None:
         """Write all files of a checkpoint, each process its own. `RUN_FILE` is the last, because it contains hashes."""
         args = self.args
-        self.store_flos()
         self.save_model(folder, _internal_call=True)
         if not args.save_only_model:
             self._save_optimizer_and_scheduler(folder)

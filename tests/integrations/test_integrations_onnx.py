@@ -250,6 +250,8 @@ def test_serving_needs_no_torch(by_recipe, tmp_path):
     try:
         fingerprint = load_embedding_model(model, processor).fingerprint
         export_onnx(model, processor, tmp_path / "out", waveforms=None, fingerprint=fingerprint)
+        facts = json.loads((tmp_path / "out" / "onnx.json").read_text())
+        assert facts["audio.onnx"]["inputs"] == {"waveform": ["batch", "samples"]}
         files = write_noise(tmp_path, short=0.4, long=23.0)
         found = serve(tmp_path / "out", ["eng", "fra", "zho_Hans"], files)
         expected = model.encode_text(["A dog, barks!"] * 3, processor, language=["eng", "fra", "zho"])
@@ -512,6 +514,28 @@ def test_a_tower_that_cannot_be_exported_is_named(tmp_path, monkeypatch):
         export_onnx(model, processor, tmp_path / "out")
     assert logging.root.manager.disable == level
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_large_weights_have_a_file_of_their_own_and_no_graph_has_shapes_of_values(tmp_path, monkeypatch, is_large):
+    onnx, stored = importlib.import_module("onnx"), []
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xyz"]
+
+    class Program:
+        def save(self, path, external_data):
+            stored.append(external_data)
+            nodes = [onnx.helper.make_node("Identity", [name], [after]) for name, after in ("xy", "yz")]
+            graph = onnx.helper.make_graph(nodes, "graph", values[:1], values[2:], value_info=values[1:2])
+            onnx.save(onnx.helper.make_model(graph), path)
+
+    monkeypatch.setattr(torch.onnx, "export", lambda *words, **options: Program())
+    monkeypatch.setattr(onnx_export, "check_parity", lambda *_: [])
+    monkeypatch.setattr(onnx_export, "_LARGEST_FILE_BYTES", 0 if is_large else 10**9)
+    export_onnx(*tiny("bert"), tmp_path)
+    assert stored == [is_large] * 2
+    for name in ("audio", "text"):
+        graph = onnx.load(tmp_path / f"{name}.onnx").graph
+        assert (len(graph.node), len(graph.value_info)) == (2, 0)
 
 
 @pytest.mark.parametrize(("truncation", "names"), [("rand_trunc", set()), ("fusion", {"is_longer"})])

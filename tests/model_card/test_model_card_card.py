@@ -321,10 +321,15 @@ def test_the_trainer_writes_it(trainer, tmp_path):
     assert "# my model" in card.text
     assert 'language="eng"' in card.text
     assert "tones, 8 clips" in card.text
-    assert [part["part"] for part in json.loads((folder / "provenance.json").read_text())] == [
-        "audio tower",
-        "text tower",
-    ]
+    parts = json.loads((folder / "provenance.json").read_text())
+    assert [part["part"] for part in parts] == ["audio tower", "text tower"]
+    trainer.create_model_card(dataset_tags="user/sounds", dataset="tones", finetuned_from="someone/base")
+    card = ModelCard.load(folder / "README.md")
+    assert (card.data.datasets, card.data.base_model, card.data.language) == (
+        ["user/sounds"],
+        ["someone/base"],
+        ["en"],
+    )
 
 
 def test_another_process_writes_nothing(trainer, tmp_path, monkeypatch):

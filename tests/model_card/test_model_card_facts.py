@@ -38,6 +38,12 @@ def test_facts_of_a_trainer(trainer, tmp_path):
     assert {name: told[name] for name in ("loss", "svr", "learning_rate", "seed")} == {
         "loss": "infonce", "svr": "bi-static", "learning_rate": 1e-3, "seed": 7,
     }  # fmt: skip
+    trainer.args.dataloader_drop_last = trainer.args.track_drift = False  # their defaults are True and None
+    trainer.args.optim_target_modules = []
+    assert facts_of_run(trainer).arguments == {**told, "dataloader_drop_last": False}
+    trainer.args.hub_model_id = "someone/trained"
+    named = facts_of_run(trainer)
+    assert (named.name, named.repository) == ("trained", "someone/trained")
     text = json.dumps(dict(told))
     assert "secret" not in text
     assert str(tmp_path) not in text
@@ -55,7 +61,7 @@ def test_facts_of_a_trainer(trainer, tmp_path):
 
 def test_facts_are_the_values_that_were_used(trainer):
     """The user's own optimizer and schedule replace those of the arguments."""
-    optimizer = torch.optim.SGD(trainer.module.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(trainer.module.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     own = SupCLAPTrainer(
         trainer.clap,
@@ -67,6 +73,7 @@ def test_facts_are_the_values_that_were_used(trainer):
     own._train_batch_size = 4  # as `auto_find_batch_size` does
     told = facts_of_run(own).arguments
     assert (told["optim"], told["learning_rate"], told["lr_scheduler_type"]) == ("SGD", 0.5, "StepLR")
+    assert told["weight_decay"] == 0.1
     assert told["per_device_train_batch_size"] == 4
 
 
@@ -75,10 +82,14 @@ def test_facts_recorded_by_a_recipe(trainer, tmp_path):
     (folder / "clotho").mkdir(parents=True)
     (folder / "stage_a").mkdir()
     recorded = {"dataset": "esc50", "data_dir": "/home/me/ESC-50", "text_encoder": "/home/me/LaBSE", "lora_rank": None}
+    recorded |= {"suite": [], "dataset_config": {}}
     own = {"schema": SCHEMA, "protocol": {}, "scores": {}, "training": {"arguments": recorded}}
     (folder / "results.json").write_text(json.dumps(own))
     (folder / "clotho" / "results.json").write_text(json.dumps({"schema": SCHEMA}))
     (folder / "stage_a" / "results.json").write_text('{"test": {}}')
+    for name in ("wavcaps", "audiocaps"):
+        (folder / name).mkdir()
+        (folder / name / "results.json").write_text(json.dumps({"schema": SCHEMA, "name": name}))
     (folder / "a").mkdir()
     (folder / "a" / "results.json").write_text("[1]")
     facts = facts_of_run(trainer)
@@ -87,8 +98,9 @@ def test_facts_recorded_by_a_recipe(trainer, tmp_path):
     of_two = {**own, "protocol": {"origin": "esc50+user/sounds"}}
     assert facts_of_run(trainer, [of_two]).dataset == ["esc50", "user/sounds"]
     assert facts.arguments["text_encoder"] == "LaBSE"
-    assert not {"data_dir", "lora_rank"} & facts.arguments.keys()
-    assert facts.results == [own, {"schema": SCHEMA}]
+    assert not {"data_dir", "lora_rank", "suite", "dataset_config"} & facts.arguments.keys()
+    of_others = [{"schema": SCHEMA, "name": name} for name in ("audiocaps", "wavcaps")]
+    assert facts.results == [own, of_others[0], {"schema": SCHEMA}, of_others[1]]
 
 
 def test_a_post_training_has_no_regulariser_and_no_loss_of_the_options(trainer, tmp_path):
@@ -142,6 +154,8 @@ def test_licenses_are_counted(make):
             {"SUPCLAP_COMMAND": "supclap train"},
             "supclap train my.yaml",
         ),
+        (["supclap train"], {"SUPCLAP_COMMAND": "supclap train"}, "supclap train"),
+        (["train.py"], {"TORCHELASTIC_RUN_ID": "1"}, "torchrun --nproc_per_node 1 train.py"),
         (["/lib/site-packages/ipykernel_launcher.py"], {}, ""),
         (["pytest", "tests"], {}, ""),
         ([], {}, ""),

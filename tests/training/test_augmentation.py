@@ -54,31 +54,35 @@ def loop_spans(generator, lengths, size, prob, length, min_masks):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("kind", "name", "given", "most"),
     [
-        ({"mask_time_length": 100_000}, "mask_time_length is 100000.*300[0-9]"),
-        ({"mask_feature_prob": 0.1, "mask_feature_length": 65}, "mask_feature_length is 65.*64"),
+        ("supclap", "mask_time_length", {}, 3003),
+        ("supclap", "mask_time_length", {"max_audio_seconds": 5.0}, 1001),
+        ("supclap", "mask_feature_length", {"mask_feature_prob": 0.1}, 64),
+        ("cnn14", "mask_feature_length", {"mask_feature_prob": 0.1}, 64),
     ],
 )
-def test_spans_that_fit_into_no_clip_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        SpecAugment(builders.bert_processor(), options(**given))
-    SpecAugment(
-        builders.bert_processor(), options(mask_feature_prob=0.0, mask_time_length=500, mask_feature_length=65)
-    )
+def test_spans_that_fit_into_no_clip_are_refused(kind, name, given, most):
+    processor = builders.pair(kind)[1]
+    SpecAugment(processor, options(**given, **{name: most}))
+    with pytest.raises(ValueError, match=f"{name} is {most + 1}, .* at most {most}, "):
+        SpecAugment(processor, options(**given, **{name: most + 1}))
+    SpecAugment(processor, options(mask_feature_prob=0.0, mask_feature_length=65))
 
 
-def test_masks_are_those_of_plain_loops_and_masked_values_the_mean_of_the_clip():
+@pytest.mark.parametrize(("of_time", "of_bands"), [(0.2, 0.3), (0.0, 0.05)])
+def test_masks_are_those_of_plain_loops_and_masked_values_the_mean_of_the_clip(of_time, of_bands):
     features, mask = spectrograms()
-    augment = SpecAugment(builders.bert_processor(), options())
+    augment = SpecAugment(builders.bert_processor(), options(mask_time_prob=of_time, mask_feature_prob=of_bands))
     masked = augment(features, mask, 9)
 
     generator = torch.Generator().manual_seed(augment._generator.initial_seed())
     lengths = mask.sum(dim=1).tolist()
-    in_time = loop_spans(generator, lengths, FRAMES, 0.2, 5, 2)
-    in_bands = loop_spans(generator, [BANDS] * len(lengths), BANDS, 0.3, 3, 0)
-    assert in_time.any()
+    in_time = loop_spans(generator, lengths, FRAMES, of_time, 5, 2 if of_time else 0)
+    in_bands = loop_spans(generator, [BANDS] * len(lengths), BANDS, of_bands, 3, 0)
+    assert in_time.any() == (of_time > 0)
     assert in_bands.any()
+    assert in_bands.any(axis=1).all() == (of_bands > 0.1)
     for row, length in enumerate(lengths):
         clip = features[row, :, :length]
         assert torch.equal(masked[row, :, length:], features[row, :, length:])  # padding
@@ -235,6 +239,14 @@ def test_draws_depend_on_seed_epoch_clip_and_caption(backgrounds):
     found.append(first({**ROWS[0], "caption_number": 1}))
     assert not [one for one in range(5) for other in range(one) if np.array_equal(found[one], found[other])]
     assert np.array_equal(first(ROWS[0]), found[0])
+
+
+def test_a_background_that_begins_with_silence_starts_with_its_first_sound(tmp_path):
+    silence, clip = np.zeros(64_000), builders.tone(440) / 4
+    soundfile.write(tmp_path / "late.wav", np.concatenate([silence, builders.noise(16_000), silence]), 16000)
+    augment = waveform_augmentation(background_dir=str(tmp_path), background_prob=1.0, background_snr_db=[10, 10])
+    for row in ROWS[:5]:
+        assert level_db(clip) - level_db(augment(clip, row) - clip) == pytest.approx(10, abs=0.01)
 
 
 def test_a_folder_without_recordings_is_named(tmp_path):

@@ -23,7 +23,9 @@ from torch import distributed, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from modeling_supclap import SupCLAPModel
+from modeling_supclap.datasets_scripts import progress
 from modeling_supclap.losses import DynamicRadius, StaticRadius, info_nce
+from modeling_supclap.losses.multilingual import weight_error_term
 from modeling_supclap.training import callbacks
 from modeling_supclap.training.callbacks import (
     Averages,
@@ -91,6 +93,7 @@ def test_the_seconds_of_a_resumed_run_include_those_before():
 
 class _Bar:
     def set_postfix_str(self, text, refresh):
+        assert not refresh  # with the next step
         print(text)
 
     def write(self, line):
@@ -128,16 +131,22 @@ def test_slow_steps_have_a_rate(capsys, rate, printed):
 @pytest.mark.parametrize(
     ("options", "printed"),
     [
-        ({}, "training: 1 process, 6 clips in a batch, 50 steps, cpu, float32"),
-        ({"bf16": True, "gradient_accumulation_steps": 3}, "6 clips in a batch, 50 steps of 3 batches, cpu, bf16"),
+        ({}, "training: 1 process, 6 clips in a batch, 50 steps, cpu, float32\n"),
+        ({"gradient_accumulation_steps": 2}, "training: 1 process, 6 clips in a batch, 50 steps of 2 batches, cpu, "),
+        ({"world_size": 2, "bf16": True}, "training: 2 processes, 12 clips in a batch, 50 steps, cpu, bf16\n"),
+        ({"world_size": 2, "fp16": True}, "training: 2 processes, 12 clips in a batch, 50 steps, cpu, fp16\n"),
     ],
 )
-def test_a_run_starts_with_its_size(tmp_path, capsys, options, printed):
-    args = SupCLAPTrainingArguments(str(tmp_path), per_device_train_batch_size=6, use_cpu=True, **options)
-    StartCallback().on_train_begin(args, SimpleNamespace(is_world_process_zero=True, max_steps=50), None)
+def test_a_run_starts_with_its_size(monkeypatch, capsys, caplog, options, printed):
+    alone = {"world_size": 1, "gradient_accumulation_steps": 1, "bf16": False, "fp16": False}
+    args = SimpleNamespace(train_batch_size=6, device=torch.device("cpu"), **{**alone, **options})
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     StartCallback().on_train_begin(args, SimpleNamespace(is_world_process_zero=False, max_steps=50), None)
-    assert capsys.readouterr().out.endswith(f"{printed}\n")
-    assert capsys.readouterr().out.count("training") == 0
+    assert capsys.readouterr().out == caplog.text == ""
+    StartCallback().on_train_begin(args, SimpleNamespace(is_world_process_zero=True, max_steps=50), None)
+    assert capsys.readouterr().out.startswith(printed)
+    assert ("torchrun" in caplog.text) == ("world_size" not in options)
 
 
 def test_a_launcher_that_starts_fewer_processes_is_reported(tmp_path, monkeypatch, caplog):
@@ -184,13 +193,10 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
     for metric in (None, "eval_mean_recall"):
         either = SimpleNamespace(metric_for_best_model=metric, greater_is_better=True)
         callback.on_evaluate(either, state, None, metrics={"eval_mean_recall": 0.125})
-    state.log_history = [
-        {"eval_mean_recall": 0.5},
-        {"loss": 0.5},
-        {"eval_mean_recall": 0.25},
-        {"eval_mean_recall": 0.5},
-    ]
-    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.5})
+    state.log_history = [{"eval_mean_recall": 0.5}, {"loss": 0.5}, {"eval_mean_recall": 0.25}]
+    for score in (0.5, 0.625):  # the state has the best score of earlier evaluations
+        state.log_history.append({"eval_mean_recall": score})
+        callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": score})
     assert capsys.readouterr().out.splitlines() == [
         f"{head}loss 0.500, 0.043 clips/s",
         f"{head}loss 1.235, 99 clips/s",
@@ -200,13 +206,45 @@ def test_progress_prints_one_line_per_log_and_evaluation(capsys, kind, head):
         "epoch 2: test mean_recall 0.125 (best 0.500)",
         *["epoch 2: validation mean_recall 0.125 (best 0.500)"] * 2,
         "epoch 2: validation mean_recall 0.500 (best 0.500 in 2 equal evaluations, of which the last counts)",
+        "epoch 2: validation mean_recall 0.625 (best 0.625)",
     ]
 
 
 def test_other_processes_print_nothing(capsys):
-    state = SimpleNamespace(is_world_process_zero=False, global_step=10, max_steps=200)
-    LineCallback().on_log(None, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
-    assert capsys.readouterr().out == ""
+    state = SimpleNamespace(is_world_process_zero=False, global_step=10, max_steps=200, epoch=1.0, best_metric=None)
+    state.log_history = []
+    args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
+    for callback in (LineCallback(), SupCLAPProgressCallback()):
+        callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
+        callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.5})
+    LineCallback().on_prediction_step(args, state, None, eval_dataloader=[1, 2])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_each_long_evaluation_has_its_own_progress(monkeypatch, capsys):
+    """With the number of batches, unless the rows are a stream."""
+    made, callback, state = [], LineCallback(), SimpleNamespace(is_world_process_zero=True)
+    monkeypatch.setattr(progress, "progress", lambda *words, **options: made.append((words[1:], options)) or Updates())
+    for rows, ends in ((["a", "b"], callback.on_predict), (iter("ab"), callback.on_predict)):
+        for _ in range(2):
+            callback.on_prediction_step(None, state, None, eval_dataloader=rows)
+        assert callback.batches.count == 2
+        ends(None, state, None)
+    options = {"quiet": False}
+    assert made == [(("evaluating", 2, "batches"), options), (("evaluating", None, "batches"), options)]
+    callback.on_prediction_step(None, state, None, eval_dataloader=[])
+    args = SimpleNamespace(metric_for_best_model="other")
+    callback.on_evaluate(args, state, None, metrics={})
+    assert callback.batches is None
+
+
+class Updates:
+    """Progress that counts its updates."""
+
+    count = 0
+
+    def update(self):
+        self.count += 1
 
 
 # ---- the average of the weights ----
@@ -268,6 +306,16 @@ def test_evaluations_checkpoints_and_the_saved_model_have_the_average_of_a_loop(
     for name, value in final.items():
         assert torch.equal(value, dict(trainer.clap.named_parameters())[name])
         torch.testing.assert_close(value.detach().double(), averages[last - 1][f"model.{name}"], rtol=0, atol=1e-6)
+
+
+def test_a_run_that_ends_before_its_first_evaluation_has_the_average(tmp_path, rows):
+    watcher = Weights()
+    trainer = build(tmp_path, rows, callbacks=[watcher], **{**AVERAGED, "eval_steps": 4, "save_steps": 4}, max_steps=2)
+    watcher.module = trainer.module
+    trainer.train()
+    average = averages_by_loop(watcher.steps)[-1]["model.logit_scale"]
+    torch.testing.assert_close(trainer.clap.logit_scale.detach().double(), average, rtol=0, atol=1e-6)
+    assert not torch.equal(average, watcher.steps[-1]["model.logit_scale"])
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -378,7 +426,10 @@ def spoken_rows(tmp_path_factory):
 def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_nothing(tmp_path, spoken_rows, loss):
     languages = ["eng", "fra", "deu"]
     options = {"loss": loss, "languages": languages, "max_steps": 2, "learning_rate": 1e-2, **QUICK}
-    trainer = build(tmp_path / "on", spoken_rows, track_language_errors=True, **options)
+    config = builders.supclap_config(logit_bias=-10.0)  # which these losses do not use
+    trainer = build(
+        tmp_path / "on", spoken_rows, builders.supclap_model(config), track_language_errors=True, **options
+    )
     drawn = []
     trainer.module.register_forward_pre_hook(lambda module, args, kwargs: drawn.append(kwargs), with_kwargs=True)
     trainer.train()
@@ -389,7 +440,7 @@ def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_noth
     texts = trainer.processor(
         text=[row["captions"][each][0] for row in rows for each in languages], return_tensors="pt"
     )
-    texts = trainer.clap.get_text_features(**texts).pooler_output.unflatten(0, (len(rows), 3)).detach()
+    texts = trainer.clap.get_text_features(**texts).pooler_output.unflatten(0, (len(rows), 3))
     masks = []
     for ids, row in zip(drawn[-1]["input_ids"].tolist(), rows, strict=True):
         trained = [[token for token in text if token] for text in ids]
@@ -398,8 +449,12 @@ def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_noth
         )
 
     logged = [entry for entry in trainer.state.log_history if "weight_error" in entry][-1]
-    audio = audio.pooler_output.detach()
-    scale = trainer.clap.logit_scale.exp().item()
+    audio, scale = audio.pooler_output, trainer.clap.logit_scale.exp()
+    weight_error_term(audio, texts, scale.squeeze(), torch.tensor(masks)).backward()
+    gradients = [weight.grad for weight in trainer.clap.parameters() if weight.grad is not None]
+    expected = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    assert logged["weight_error"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    audio, texts, scale = audio.detach(), texts.detach(), scale.item()
     expected = reference.data_distribution_error(audio, texts, scale, masks)
     assert logged["data_distribution_error"] == pytest.approx(expected, abs=1e-5)
     expected = reference.alignment_direction_error(audio, texts, masks)
@@ -407,7 +462,7 @@ def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_noth
     for name in ("data_distribution_error", "alignment_direction_error", "weight_error"):
         assert (logged[name] > 1e-3) == (loss != "kcl")
 
-    unwatched = build(tmp_path / "off", spoken_rows, **options)
+    unwatched = build(tmp_path / "off", spoken_rows, builders.supclap_model(config), **options)
     unwatched.train()
     for name, value in unwatched.module.state_dict().items():
         torch.testing.assert_close(trainer.module.state_dict()[name], value, rtol=0, atol=0)
@@ -509,6 +564,22 @@ def test_the_spread_of_a_dynamic_radius_is_that_within_the_batch(chunk_size):
     assert numbers["radius_std_t2a"] == pytest.approx(radii.std())
     assert numbers["radius_std_t2a"] > 1e-3
     assert "radius_std_a2t" not in numbers
+
+
+def test_of_a_large_batch_the_first_samples_are_measured(monkeypatch):
+    monkeypatch.setattr(callbacks, "MOST_WATCHED", 4)
+    radius = DynamicRadius(num_similarities=4)
+    nn.init.normal_(radius.layers[-1].weight, generator=torch.Generator().manual_seed(0))
+    objective = ContrastiveObjective("infonce", SupportVectorRegularizer({"t2a": radius})).double()
+    audio, text = unit(6, 8, seed=6), unit(6, 1, 8, seed=7)
+    numbers, histogram = measure(objective, audio, text)
+    assert sum(histogram["counts"]) == 4
+    with torch.no_grad():
+        radii, flat = radius(SCALE * text[:, 0] @ audio.T)[:4], text.detach()[:4, 0]
+    expected = drift_statistics(audio.detach()[:4], flat, SCALE, radii)
+    for name in ("drift_cosine", "drift_cosine_svr", "distance"):
+        assert numbers[name] == pytest.approx(expected[name].item())
+    assert numbers["radius_mean_t2a"] == pytest.approx(radii.mean().item())
 
 
 def test_without_text_gradients_the_other_values_are_logged():
@@ -668,11 +739,13 @@ def test_the_averages_of_a_log_are_one_transfer():
     assert averages.drain() == {}
 
 
-@pytest.mark.parametrize(("seconds_of_data", "is_said"), [(3.0, True), (0.5, False)])
-def test_a_run_that_starves_names_the_remedy_once(monkeypatch, caplog, seconds_of_data, is_said):
+@pytest.mark.parametrize(
+    ("seconds_of_data", "is_first", "is_said"), [(3.0, True, True), (0.5, True, False), (3.0, False, False)]
+)
+def test_a_run_that_starves_names_the_remedy_once(monkeypatch, caplog, seconds_of_data, is_first, is_said):
     now = [0.0]
     monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
-    callback, state = ThroughputCallback(Averages()), TrainerState(is_world_process_zero=True)
+    callback, state = ThroughputCallback(Averages()), TrainerState(is_world_process_zero=is_first)
     args = SimpleNamespace(train_batch_size=4, gradient_accumulation_steps=1, world_size=1, dataloader_num_workers=3)
     callback.on_train_begin(args, state, None)
     for step in range(4):
@@ -680,7 +753,6 @@ def test_a_run_that_starves_names_the_remedy_once(monkeypatch, caplog, seconds_o
         callback.on_step_begin(args, state, None)
         now[0] += 1.0
         callback.on_step_end(args, state, None)
-        callback.on_log(args, state, None, logs={"eval_loss": 1.0})
         callback.on_log(args, state, None, logs={"clips_per_second": 1.0})
     assert (caplog.text.count("dataloader_num_workers (now 3)") == 1) == is_said
     assert ("75%" in caplog.text) == is_said
@@ -695,4 +767,5 @@ def test_processes_agree_on_a_signal_only_at_a_log(monkeypatch, world_size, logs
     control = TrainerControl(should_log=logs)
     callback.on_step_end(args, None, control)
     assert (control.should_save, control.should_training_stop) == (saves, saves)
-    assert len(gathered) == (world_size > 1 and logs)
+    # gloo gathers no booleans
+    assert [tensor.dtype for tensor in gathered] == [torch.float32] * (world_size > 1 and logs)

@@ -18,7 +18,7 @@ from crash_callbacks import KillAt, Killed
 from datasets import Dataset
 from memory import resident_peak
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_trainer import QUICK, arguments, best_step, build, losses, processor, with_dropout
 from transformers import Trainer, TrainerCallback
 
@@ -35,6 +35,9 @@ from modeling_supclap.training.checkpoints import (
     last_checkpoint,
     put_away,
     refuse_another_run,
+    uploads_checkpoints,
+    write_frozen,
+    write_run_file,
 )
 from modeling_supclap.training.lora import add_lora
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -113,6 +116,10 @@ def test_the_best_checkpoint_is_kept_loaded_and_found_under_its_last_name(tmp_pa
     best = tmp_path / f"checkpoint-{best_step(trainer)}"
     assert trainer.state.best_model_checkpoint == str(best)
     assert names(tmp_path) == [best.name]  # with a limit of 1, transformers removes the last one at the end
+    trainer.save_state()
+    for folder in (tmp_path, best):  # the files may be moved or published
+        assert json.loads((folder / "trainer_state.json").read_text())["best_model_checkpoint"] is None
+    assert trainer.state.best_model_checkpoint == str(best)
 
     moved = tmp_path.rename(tmp_path.with_name("on another machine"))
     for folder in (moved, moved / RESUME_FOLDER):
@@ -171,6 +178,8 @@ def test_frozen_weights_are_written_once_and_checkpoints_still_load(tmp_path, ro
     whole.train()
     (file,) = (tmp_path / "whole").glob("_frozen-*.safetensors")
     assert set(load_file(file)) == set(frozen)
+    (tmp_path / "whole" / "other").touch()
+    assert file.stat().st_mode == (tmp_path / "whole" / "other").stat().st_mode
     for step in (2, 4, 6):
         folder = tmp_path / "whole" / f"checkpoint-{step}"
         if folder.exists():
@@ -249,7 +258,57 @@ def test_what_only_resuming_needs_is_put_away_even_if_killed(frozen_runs, tmp_pa
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
     put_away(run, limit=2)
     assert names(away) == ["checkpoint-4", "checkpoint-6"]
+    assert [path.suffix for path in away.iterdir() if path.is_file()] == [".safetensors"]
     assert put_away(tmp_path) == ""
+
+
+@pytest.mark.parametrize(("limit", "best", "steps"), [(1, None, [4]), (2, None, [2, 4]), (1, 6, [4, 6])])
+def test_the_newest_checkpoints_and_the_best_are_put_away(tmp_path, limit, best, steps):
+    """The newest by time: a run that resumes from step 2 writes step 4 after an earlier step 6."""
+    for seconds, step in enumerate((6, 2, 4)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        os.utime(tmp_path / f"checkpoint-{step}", (seconds, seconds))
+    put_away(tmp_path, limit, best and str(tmp_path / f"checkpoint-{best}"))
+    assert names(tmp_path / RESUME_FOLDER) == [f"checkpoint-{step}" for step in steps]
+
+
+def test_frozen_weights_are_written_again_if_they_are_missing(tmp_path):
+    weights, written = {"a": torch.ones(3), "b": torch.zeros(2)}, {}
+    for step in (1, 2, 3):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        save_file({"b": weights["b"]}, checkpoint / "model.safetensors")
+        written = write_frozen(checkpoint, tmp_path, weights, {"a"}, written)
+        (file,) = tmp_path.glob("_frozen-*")
+        assert (file.stat().st_mtime == 0) == (step == 2)
+        assert written == {f"../{file.name}": file_sha256(file)}
+        os.utime(file, (0, 0))
+        if step == 2:
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "uploads"),
+    [
+        ("WANDB_LOG_MODEL", "checkpoint", True),
+        ("WANDB_LOG_MODEL", "end", False),
+        ("HF_MLFLOW_LOG_ARTIFACTS", "true", True),
+        ("CLEARML_LOG_MODEL", "True", True),
+        ("CLEARML_LOG_MODEL", "0", False),
+    ],
+)
+def test_trackers_that_upload_checkpoints_are_known(monkeypatch, name, value, uploads):
+    assert not uploads_checkpoints()
+    monkeypatch.setenv(name, value)
+    assert uploads_checkpoints() == uploads
+
+
+def test_a_few_frozen_weights_stay_in_the_checkpoint(tmp_path, rows):
+    model = with_dropout()
+    model.logit_scale.requires_grad_(False)
+    build(tmp_path, rows, model, max_steps=2, **STEPS).train()
+    assert not list(tmp_path.glob("_frozen-*"))
+    assert "model.logit_scale" in load_file(tmp_path / "checkpoint-2" / "model.safetensors")
 
 
 @pytest.mark.parametrize("flaw", ["missing", "damaged"])
@@ -294,6 +353,7 @@ def test_checkpoints_for_others_are_complete(tmp_path, rows, monkeypatch, option
     trainer.train()
     assert not list(tmp_path.glob("_frozen-*"))
     assert set(load_file(tmp_path / "checkpoint-2" / "model.safetensors")) >= set(trainer.model.state_dict())
+    assert (tmp_path / "modeling_supclap.py").exists() == (option == "push_to_hub")  # the Trainer uploads it
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures resident memory with /proc")
@@ -353,6 +413,14 @@ def test_a_run_resumes_before_an_incomplete_checkpoint_and_replaces_it(run, rows
     again.train(resume_from_checkpoint=True)
     assert losses(again) == losses(run)
     assert checkpoint_flaws(tmp_path / "checkpoint-4") == []
+
+
+def test_a_resumed_run_keeps_its_own_checkpoint_and_not_an_earlier_one_of_a_later_step(run, rows, tmp_path):
+    (tmp_path / "checkpoint-9").mkdir()
+    os.utime(tmp_path / "checkpoint-9", (0, 0))
+    options = {**STEPS, "save_total_limit": 1, "max_steps": 4, "svr": "uni-static"}
+    build(tmp_path, rows, with_dropout(), **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert names(tmp_path) == ["checkpoint-4"]
 
 
 def test_a_checkpoint_without_its_optimizer_does_not_resume(tmp_path, rows):
@@ -415,6 +483,13 @@ def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path
     assert last_checkpoint(empty, resumes=False) is None
     with pytest.raises(ValueError, match=rf"checkpoint-8.*{RUN_FILE}"):
         last_checkpoint(empty, resumes=True)
+    (empty / "checkpoint-8" / RUN_FILE).write_text("{}")
+    assert checkpoint_flaws(empty / "checkpoint-8") == [f"{RUN_FILE} damaged"]
+    (empty / "checkpoint-8" / RUN_FILE).unlink()
+    (empty / "checkpoint-8" / "shard").write_text("weights")  # of a sharded model
+    write_run_file(empty / "checkpoint-8", {}, {})
+    with pytest.raises(ValueError, match="checkpoint-8 exists"):
+        last_checkpoint(empty, resumes=False)
 
 
 def test_a_run_without_a_checkpoint_does_not_resume(tmp_path, rows):
@@ -444,6 +519,7 @@ def test_a_run_without_a_checkpoint_does_not_resume(tmp_path, rows):
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1 and is 2"),
         ({"dataloader_drop_last": False}, "dataloader_drop_last was True and is False"),
         ({"bf16": True}, "bf16 was False and is True"),
+        ({"accelerator_config": {"even_batches": False}}, "batching.even_batches was True and is False"),
         ({"max_steps": 3}, "max_steps was 4 and is 3"),
     ],
 )
@@ -476,7 +552,7 @@ def test_data_that_only_one_run_recorded_are_not_compared(run, rows, tmp_path, k
     refuse_another_run(tmp_path / "checkpoint-4", describe_run(other.args, other.module))
 
 
-def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path):
+def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp_path, monkeypatch):
     path = tmp_path / "checkpoint-4" / RUN_FILE
     written = json.loads(path.read_text())
     written["settings"] |= {"stream": {"workers": 3, "batch_size": 4}, "gone": 7}
@@ -486,6 +562,13 @@ def test_changes_of_nested_settings_and_of_removed_ones_are_named(run, rows, tmp
     with pytest.raises(ValueError, match=r"gone was 7 and is None") as refused:
         refuse_another_run(tmp_path / "checkpoint-4", describe_run(other.args, other.module, None, batches))
     assert "stream.workers was 3 and is 2" in str(refused.value)
+    with pytest.raises(
+        ValueError, match=r"stream was None and is \{'rows of a process': 8, 'batch_size': 4, 'workers': 2"
+    ):
+        refuse_another_run(tmp_path / "checkpoint-2", describe_run(other.args, other.module, None, batches))
+    monkeypatch.setattr(type(other.args), "world_size", 2)
+    with pytest.raises(ValueError, match="settings: clips_per_step was 4 and is 8; resume"):
+        refuse_another_run(tmp_path / "checkpoint-2", describe_run(other.args, other.module))
     assert "batch_size" not in str(refused.value)
 
 
@@ -591,9 +674,17 @@ def test_a_second_run_in_a_folder_is_refused(run, rows, tmp_path, flaw):
 def test_another_trained_part_is_named(run, rows, tmp_path):
     frozen = with_dropout()
     frozen.audio_model.requires_grad_(False)
+    count = len(list(frozen.audio_model.parameters()))
     other = build(tmp_path, rows, model=frozen, max_steps=6, svr="uni-static", **STEPS)
-    with pytest.raises(ValueError, match=r"model\.audio_model"):
+    first = r"such as model\.audio_model\.blocks\.0\.attn\.proj\.bias"  # by name
+    with pytest.raises(ValueError, match=f"{count} parameters are no longer trained, {first}"):
         other.train(resume_from_checkpoint=True)
+    path = tmp_path / "checkpoint-4" / RUN_FILE
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "trainable": describe_run(other.args, other.module)["trainable"]})
+    )
+    with pytest.raises(ValueError, match=f"{count} parameters are newly trained, {first}"):
+        refuse_another_run(path.parent, describe_run(run.args, run.module))
 
 
 def test_harmless_settings_may_change(run, rows, tmp_path):

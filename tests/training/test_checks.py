@@ -22,6 +22,7 @@ from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts.mixture import _DatasetSplit
 from modeling_supclap.datasets_scripts.schema import EXPECTED_COUNT
 from modeling_supclap.datasets_scripts.stream import RowStream
+from modeling_supclap.training.checks import refuse_unsupported
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.lora import train_last_layers
 from modeling_supclap.training.rows import UsableRows
@@ -44,6 +45,13 @@ def trainer_of(model: Any, args: Any) -> SupCLAPTrainer:
 def frozen_model() -> SupCLAPModel:
     """Build a model without trainable weights."""
     return builders.supclap_model().requires_grad_(False)
+
+
+def two_gpus(folder):
+    """Build a trainer in a process that has two GPUs."""
+    args = arguments(folder)
+    args._n_gpu = 2
+    return SupCLAPTrainer(builders.supclap_model(), args, MISSING, None, processor())
 
 
 STREAM = Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset()
@@ -71,7 +79,8 @@ MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"e
         ),
         (train_on(STREAM), "IterableDataset"),
         (train_on(MISSING, {"few": STREAM}), "IterableDataset"),
-        (train_on({"a": MISSING, "b": MISSING}), r"\['a', 'b'\].*mix"),
+        (train_on(dict.fromkeys("abcdefg", MISSING)), r"\['a', 'b', 'c', 'd', 'e'\].*mix"),
+        (lambda folder: two_gpus(folder), "one process sees 2 GPUs"),
         (lambda folder: trainer_of(builders.clap_model(), arguments(folder)), "ClapModel.*supclap_from_clap"),
         (
             lambda folder: trainer_of(builders.supclap_model(), TrainingArguments(str(folder), use_cpu=True)),
@@ -89,13 +98,33 @@ def test_invalid_combinations_are_rejected_before_the_recordings_are_read(tmp_pa
     ("options", "message"),
     [
         ({"negatives_per_clip": 1}, "negatives_per_clip.*supclap mine"),
-        ({"matryoshka_widths": [8, 4096]}, r"matryoshka_widths has \[4096\].*below"),
+        ({"matryoshka_widths": [8, 16]}, r"matryoshka_widths has \[16\].*below projection_dim 16"),
     ],
 )
-@pytest.mark.parametrize("rows", [MISSING, Dataset.from_list(MISSING)])
+@pytest.mark.parametrize(
+    "rows", [MISSING, Dataset.from_list(MISSING), RowStream(_DatasetSplit(Dataset.from_list(MISSING)))]
+)
 def test_negatives_and_widths_that_do_not_exist_are_refused(tmp_path, rows, options, message):
     with pytest.raises(ValueError, match=message):
         train_on(rows, **options)(tmp_path)
+
+
+def test_options_that_nothing_uses_are_not_refused(tmp_path, rows):
+    """Without training rows, no negatives are missing; your own objective needs no bias."""
+    args = arguments(tmp_path, negatives_per_clip=1)
+    SupCLAPTrainer(builders.supclap_model(), args, None, rows[:8], processor())
+    args = arguments(tmp_path, loss="siglip", svr="none", **QUICK)
+    SupCLAPTrainer(builders.supclap_model(), args, rows, None, processor(), objective=lambda *embeds, **inputs: 0)
+
+
+def test_smaller_batches_of_negatives_are_named_once(tmp_path, rows, monkeypatch):
+    args = arguments(tmp_path, gradient_accumulation_steps=2)
+    parts = builders.supclap_model(), args, processor(), None, rows, rows
+    with pytest.warns(UserWarning, match="fewer negatives"):
+        refuse_unsupported(*parts)
+    monkeypatch.setattr(SupCLAPTrainingArguments, "process_index", 1)
+    with warnings.catch_warnings(action="error"):
+        refuse_unsupported(*parts)
 
 
 def test_batches_of_one_process_for_all_are_refused(tmp_path):
@@ -184,9 +213,11 @@ def test_weights_of_half_precision_train_in_float32(tmp_path, rows, caplog, dtyp
     trainer.train()
     assert model.logit_scale.item() != before
 
-    kept = builders.supclap_model().to(dtype)
+    kept, quantized = builders.supclap_model().to(dtype), builders.supclap_model().to(dtype)
+    quantized.is_quantized = True
     build(tmp_path, rows, kept, keep_weight_dtype=True, **QUICK)
-    assert kept.dtype == dtype
+    build(tmp_path, rows, quantized, **QUICK)
+    assert kept.dtype == quantized.dtype == dtype
 
 
 def with_idle_weight():

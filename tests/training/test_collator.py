@@ -66,6 +66,32 @@ def test_samples_for_a_device_are_as_small_as_they_can_be_exactly(processor, tmp
     torch.testing.assert_close({**batch, **features}, expected, atol=1e-4, rtol=0)
 
 
+def test_samples_of_both_types_are_floats_of_one_scale(processor, tmp_path):
+    rows, clips = [], [np.round(builders.noise(4000) * 32768) / 32768, builders.noise(3000, seed=1)]
+    for index, (clip, subtype) in enumerate(zip(clips, ("PCM_16", "FLOAT"), strict=True)):
+        soundfile.write(tmp_path / f"{index}.wav", clip, 16000, subtype=subtype)
+        rows.append({"clip_id": str(index), "audio_path": str(tmp_path / f"{index}.wav"), "clip_index": index})
+        rows[-1]["captions"] = {"eng": ["a tone"]}
+    batch = TrainingCollator(processor, gives_samples=True)(rows)
+    assert batch["sample_counts"].tolist() == [4000, 3000]
+    for samples, clip in zip(batch["samples"], clips, strict=True):
+        np.testing.assert_array_equal(samples[: len(clip)], clip.astype(np.float32))
+
+
+def test_recordings_are_resampled_by_the_method_of_the_processor(rows, tmp_path):
+    soundfile.write(tmp_path / "noise.wav", builders.noise(22_050), 44_100)
+    row = {**rows[0], "audio_path": str(tmp_path / "noise.wav")}
+    found = []
+    for method in ("sinc_interp_hann", "kaiser_best"):
+        processor = builders.bert_processor()
+        processor.resampling_method = method
+        clip = read_row(row, 16000, resampling_method=method)
+        expected = processor(audio=clip, sampling_rate=16000, return_tensors="pt")["input_features"]
+        found.append(TrainingCollator(processor)([row])["input_features"])
+        assert torch.equal(found[-1], expected)
+    assert not torch.equal(*found)
+
+
 @pytest.mark.parametrize("peak", [1.5, -1.5])
 def test_samples_beyond_full_scale_stay_floats(processor, tmp_path, peak):
     """Times 32,768 they are integers, but too large for 16 bits."""
@@ -150,6 +176,13 @@ def test_drawn_captions_are_marked_among_their_translations(processor, rows, sch
     assert seen == {
         tuple((language, several[turn]) for language, several in row["captions"].items()) for turn in (0, 1)
     }
+    # of a language with fewer captions, the last stands for the missing one
+    row["captions"]["deu"] = ["ein a"]
+    collator, seen = TrainingCollator(processor, list(row["captions"])), set()
+    for epoch in range(20):
+        collator.set_epoch(epoch)
+        seen.add(tuple(text for _, text in collator.drawn_among_all(row)[1]))
+    assert seen == {("a", "un a", "ein a"), ("b", "un b", "ein a")}
 
 
 def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
@@ -269,12 +302,11 @@ def test_short_clips_are_padded_if_requested(processor, rows, tmp_path):
 
 
 def test_negatives_follow_the_caption_and_absent_ones_are_masked(processor, rows):
-    wrong = [{"eng": ["fog", "hail", "snow"], "fra": ["grele"]}, {"eng": ["sleet"]}, None]
+    wrong = [{"eng": ["fog", "hail", "snow"], "fra": ["grele"]}, {"eng": ["sleet"]}, None, {"eng": None}, {}]
     given = []
     for index, negatives in enumerate(wrong):
-        given.append({**rows[index], "clip_index": index, "captions": {"eng": ["rain"]}})
-        if negatives is not None:
-            given[-1]["negatives"] = negatives
+        given.append({**rows[index], "clip_index": index, "captions": {"eng": ["rain"]}, "negatives": negatives})
+    del given[-1]["negatives"]
     given[0]["negatives"]["eng"].append("rain")  # its own caption is never wrong
     drawn = set()
     for epoch in range(20):
@@ -283,11 +315,11 @@ def test_negatives_follow_the_caption_and_absent_ones_are_masked(processor, rows
         texts = [[text for _, text in collator._draw_negatives(row, "eng")] for row in given]
         assert set(texts[0]) < {"fog", "hail", "snow"}
         assert len(set(texts[0])) == 2
-        assert texts[1:] == [["sleet"], []]
+        assert texts[1:] == [["sleet"], [], [], []]
         drawn.add(tuple(sorted(texts[0])))
         batch = collator(given)
-        assert batch["negative_mask"].tolist() == [[True, True], [True, False], [False, False]]
-        expected = processor(text=["rain", *texts[0], "rain", "sleet", "rain"] + ["rain"] * 3, return_tensors="pt")
+        assert batch["negative_mask"].tolist() == [[True, True], [True, False], *[[False, False]] * 3]
+        expected = processor(text=["rain", *texts[0], "rain", "sleet", "rain"] + ["rain"] * 9, return_tensors="pt")
         assert torch.equal(batch["input_ids"].flatten(0, 1), expected["input_ids"])
         plain = TrainingCollator(processor, ["eng"])
         plain.set_epoch(epoch)
@@ -347,3 +379,11 @@ def test_an_epoch_may_hold_every_caption_of_a_clip(tmp_path):
     drawn = [[text for _, text in collator._draw(indexed[place])[1]] for place in range(7)]
     every = [["a dog", "un chien"], ["rain", "la pluie"], ["barks", "aboie"]]
     assert drawn == [every[0], *every, *every]
+    rows[2]["captions"]["fra"] = ["un chien"]  # fewer translations than captions
+    assert [text for _, text in collator._draw(indexed[6])[1]] == every[0]
+    for row in rows:
+        row["captions"]["deu"] = [] if row is rows[0] else ["ein Hund", "bellt"]
+    items = IndexedRows(rows, "deu")
+    found = [(items[place]["clip_index"], items[place]["caption_number"]) for place in range(len(items))]
+    assert found == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert len(IndexedRows(rows, "spa")) == 3

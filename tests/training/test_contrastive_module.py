@@ -3,12 +3,15 @@
 from collections import Counter
 from unittest.mock import patch
 
+import builders
 import pytest
 import torch
-from test_grad_cache import Straight
+from audio_encoders import make_encoder
+from test_grad_cache import AllTexts, Straight
 from test_grad_cache import batch as padded_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.training import contrastive_module
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.distributed import _GatherWithGradient
@@ -138,6 +141,71 @@ def test_a_step_hardly_waits_for_a_gpu(model, tmp_path, gpu_limits):
 def test_clips_of_several_chunks_hardly_wait_for_a_gpu(model, tmp_path, gpu_limits):
     _, waits = calls_of_a_step(model, tmp_path, frames=2500, svr="none")
     assert waits <= 2
+
+
+def widths_of_calls(model, name):
+    """Return a list to which each call of a tower adds the shape of its first input, and whether it has a graph."""
+    calls, run = [], getattr(model, name)
+
+    def call(**inputs):
+        calls.append((*next(iter(inputs.values())).shape, torch.is_grad_enabled()))
+        return run(**inputs)
+
+    setattr(model, name, call)
+    return calls
+
+
+def test_a_pass_without_gradients_has_small_chunks_and_no_graph(module):
+    """Frozen towers, and evaluations."""
+    batch = padded_batch(texts_per_clip=10)
+    texts, clips = (widths_of_calls(module.model, f"run_{kind}_tower") for kind in ("text", "audio"))
+    module.model.text_model.requires_grad_(False)
+    module.train()
+    module.objective = AllTexts(10)
+    module(**batch).loss.backward()
+    assert [(count, has_graph) for count, _, has_graph in texts] == [(64, False), (6, False)]
+    assert module.model.text_projection.linear1.weight.grad.any()
+    clips.clear()
+    with torch.no_grad():
+        module.eval()(**batch)
+    assert [(count, has_graph) for count, *_, has_graph in clips] == [(4, False), (3, False)]
+
+
+@pytest.mark.parametrize(("kind", "is_cut"), [("wav2vec2", True), ("ast", False)])
+def test_clips_of_any_encoder_are_cut_along_their_last_axis_if_it_is_time(kind, is_cut):
+    encoder, extractor = make_encoder(kind)
+    model = SupCLAPModel(builders.supclap_config(audio=encoder.config)).eval()
+    processor = SupCLAPProcessor(extractor, builders.bert_tokenizer())
+    clips = [builders.noise(8000), builders.noise(16000, seed=1)]
+    batch = dict(processor(audio=clips, sampling_rate=16000, return_tensors="pt"))
+    if "audio_attention_mask" not in batch:
+        pytest.skip(f"{kind} has no mask")
+    with torch.no_grad():
+        expected = model.get_audio_features(**batch).pooler_output
+    calls = widths_of_calls(model, "run_audio_tower")
+    module = ContrastiveModule(model, torch.nn.Identity(), chunk_size=1)
+    with torch.no_grad():
+        torch.testing.assert_close(module.embed("audio", batch), expected, atol=1e-5, rtol=0)
+    long, short = (call[-2] for call in calls)
+    assert (short < long) == is_cut
+
+
+def test_compiled_blocks_have_the_options_of_the_compiler(module, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda block, **options: compiled.append((type(block).__name__, options))
+    )
+    module.compile_blocks(mode="default")
+    options = {"dynamic": True, "mode": "default"}
+    assert compiled == [*[("CEDBlock", options)] * 2, *[("BertLayer", options)] * 2]
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing_enable", "gradient_checkpointing_enable"])
+def test_checkpointing_is_enabled_in_the_model_by_any_version_of_transformers(module, monkeypatch, name):
+    calls = []
+    monkeypatch.setattr(type(module.model), name, lambda model, **options: calls.append(options), raising=False)
+    getattr(module, name)(use_reentrant=False)
+    assert calls == [{"use_reentrant": False}]
 
 
 @pytest.mark.slow

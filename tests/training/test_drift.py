@@ -235,6 +235,8 @@ def test_a_radius_of_hard_negatives_equals_that_of_a_large_batch() -> None:
     assert set(radii) == {"radius_hard_1", "radius_hard_3"}
     assert radii["radius_hard_3"].item() == pytest.approx(radius(SCALE * text @ audio.T).mean().item())
     assert radius_by_hard_negatives(radius, audio, text, SCALE, torch.zeros(9)) == {}
+    assert radius_by_hard_negatives(radius, audio[:3], text[:3], SCALE, counts=(3,)) == {}
+    assert set(radius_by_hard_negatives(radius, audio[:4], text[:4], SCALE, counts=(3,))) == {"radius_hard_3"}
 
 
 def test_the_pool_is_drawn_from_all_pairs() -> None:

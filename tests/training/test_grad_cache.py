@@ -253,11 +253,13 @@ def test_inputs_get_their_gradients(has_parameters):
 
     x.grad = None
     tower.zero_grad()
-    parameters = tower.parameters() if has_parameters else None
+    unused = nn.Parameter(torch.ones(3))
+    parameters = [*tower.parameters(), unused] if has_parameters else None
     embeds = embed_in_chunks(lambda rows: tower(rows["x"]).tanh(), {"x": x}, 2, parameters=parameters)
     embeds.square().sum().backward()
     found = [x.grad, *(parameter.grad for parameter in tower.parameters())]
     torch.testing.assert_close(found, wanted, atol=1e-14, rtol=0)
+    assert unused.grad is None
 
 
 def test_recomputed_chunks_have_a_graph_only_in_the_backward_pass(model, monkeypatch):

@@ -1,12 +1,14 @@
 """The order of the training clips in batches with hard negatives."""
 
+import builders
 import numpy as np
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 from recordings import tone_rows
-from test_trainer import QUICK, build
+from test_trainer import QUICK, arguments, build
 from torch.utils.data import BatchSampler
 
+from modeling_supclap.datasets_scripts.schema import group_id
 from modeling_supclap.training.collator import IndexedRows
 from modeling_supclap.training.hard_batches import HardBatches, order_by_captions
 
@@ -106,14 +108,26 @@ def test_a_trainer_uses_this_order_also_when_it_resumes(tmp_path):
     assert clips[:3] == expected[2:5]
 
 
-def test_every_caption_is_an_item(tmp_path):
+@pytest.mark.parametrize("positives", ["clip", "captions"])
+def test_every_caption_is_an_item_in_the_first_language_of_its_clip(tmp_path, positives):
+    model, processor = builders.pair("sonar")  # the language changes its embeddings
     rows = tone_rows(tmp_path, count=6)
-    trainer = build(tmp_path / "run", rows, **OPTIONS)
-    sampler = order_by_captions(trainer.clap, trainer.processor, IndexedRows(rows, "eng"), trainer.args)
-    texts = [text for row in rows for text in row["captions"]["eng"]]
-    embeds = trainer.clap.encode_text(texts, processor=trainer.processor, language="eng")
+    rows[3]["captions"]["fra"] = []
+    rows[5]["captions"] = rows[4]["captions"]
+    args = arguments(tmp_path / "run", languages=["fra", "eng"], positives=positives, **OPTIONS)
+    sampler = order_by_captions(model, processor, IndexedRows(rows, "fra"), args)
+    texts, languages, groups = [], [], []
+    for row in rows:
+        language = "fra" if row["captions"]["fra"] else "eng"
+        several = row["captions"][language][: 2 if language == "fra" else 1]
+        texts += several
+        languages += [language] * len(several)
+        groups += [group_id(row, positives)] * len(several)
+    embeds = model.encode_text(texts, processor=processor, language=languages)
     assert np.allclose(sampler.embeds, embeds, atol=1e-6)
-    assert sampler.group_ids.tolist() == np.repeat(sampler.group_ids[::2], 2).tolist()
+    assert sampler.group_ids.tolist() == groups
+    assert len(set(groups)) == (6 if positives == "clip" else 5)
+    assert sampler.seed == args.seed
 
 
 def test_a_batch_is_that_of_all_processes(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from recordings import tone_rows
 from test_trainer import QUICK, build, processor
 from transformers import TrainerCallback
 
+from modeling_supclap import SupCLAPProcessor
 from modeling_supclap.datasets_scripts.audio import content_of
 from modeling_supclap.training import collator, kept
 from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TrainingCollator
@@ -108,9 +109,17 @@ def test_frozen_towers_embed_once_also_in_evaluations(tmp_path, rows, reads, fro
     assert {name: seen[name] for name in frozen} == {name: before[name] for name in frozen}
 
 
-def test_a_later_run_reads_and_embeds_nothing(tmp_path, rows, reads):
+def test_a_clip_that_is_twice_in_a_batch_is_read_once(tmp_path, rows, reads):
+    row = IndexedRows(rows)[0]
+    features = TrainingCollator(processor(), kept=KeptValues(str(tmp_path)))([row, row])["input_features"]
+    assert reads == ["clip0"]
+    assert torch.equal(features[0], features[1])
+
+
+def test_a_later_run_reads_and_embeds_nothing(tmp_path, rows, reads, caplog):
     options = {"frozen": ["audio", "text"], "feature_cache": str(tmp_path / "shared")}
     _, losses, seen = train(tmp_path / "first", rows, **options)
+    assert "computed once: audio and text; " in caplog.text
     assert (seen["audio"], len(reads)) == (12, 12)
     reads.clear()
     _, again, seen = train(tmp_path / "second", rows, **options)
@@ -219,6 +228,45 @@ def test_a_tower_that_changes_between_two_calls_is_embedded_again(tmp_path, rows
     assert seen["audio"] == count + 2 * len(rows)
 
 
+def test_settings_that_change_the_outputs_of_a_tower_change_its_key(tmp_path, rows):
+    """The key of the other tower stays."""
+
+    def towers(changes=None, **options):
+        model = builders.supclap_model()
+        model.requires_grad_(False)
+        trainer = build(tmp_path, rows, model, **QUICK, **options)
+        for change, value in (changes or {}).items():
+            setattr(model.config if change == "text_pooling" else trainer.args, change, value)
+        trainer.get_train_dataloader()
+        return trainer.kept.towers
+
+    plain = towers()
+    assert towers() == plain
+    changed = [towers(attn_implementation="eager"), towers({"tf32": True}), towers(bf16=True)]
+    for kind in ("audio", "text"):
+        assert len({each[kind] for each in (plain, *changed)}) == 4
+    pooled = towers({"text_pooling": "cls"})
+    assert (pooled["audio"] == plain["audio"], pooled["text"] == plain["text"]) == (True, False)
+    for off in (
+        {"cache_frozen": "never"},
+        {"bf16_full_eval": True},
+        {"fp16_full_eval": True},
+        {"feature_cache_gib": 0},
+    ):
+        assert towers(**off) == {}
+
+
+def test_the_outputs_of_sharded_towers_are_not_kept(tmp_path, rows, monkeypatch):
+    model = builders.supclap_model()
+    model.text_model.requires_grad_(False)
+    trainer = build(tmp_path, rows, model, **QUICK)
+    trainer.get_train_dataloader()
+    assert trainer.kept.towers.keys() == {"text"}
+    monkeypatch.setattr(type(trainer.args), "sharding", "fsdp")
+    trainer.get_train_dataloader()
+    assert trainer.kept.towers == {}
+
+
 def test_precisions_do_not_share_outputs(tmp_path, rows):
     counts = []
     for number, options in enumerate([{}, {"bf16": True}, {"bf16": True}]):
@@ -236,7 +284,7 @@ def test_precisions_do_not_share_outputs(tmp_path, rows):
 # ---- keys ----
 
 
-def test_a_recording_is_its_content_its_rate_and_its_part(tmp_path):
+def test_a_recording_is_its_content_its_rate_and_its_part(tmp_path, monkeypatch):
     samples = np.arange(8, dtype="<i2").tobytes()
     array = np.arange(8, dtype=np.float32)
     path = tmp_path / "a.wav"
@@ -262,6 +310,8 @@ def test_a_recording_is_its_content_its_rate_and_its_part(tmp_path):
     ]
     keys = [hash_recording(row) for row in rows]
     assert len(set(keys)) == len(rows)
+    monkeypatch.chdir(tmp_path)
+    assert hash_recording({"audio_path": "b.wav"}) == keys[10]
     assert [hash_recording({**row, "clip_id": "a", "captions": ["Rain."]}) for row in rows] == keys
     assert content_of(rows[11]) == str(path)
 
@@ -288,6 +338,8 @@ def test_a_front_end_is_its_settings(tmp_path):
     changed = builders.bert_processor()
     changed.save_pretrained(tmp_path)
     assert hash_front_end(changed) == hash_front_end(processor())
+    assert hash_front_end(SupCLAPProcessor.from_pretrained(tmp_path)) == hash_front_end(processor())
+    assert hash_of("ab", "c") != hash_of("a", "bc")
 
 
 def test_a_tower_is_its_weights_its_settings_and_the_versions(monkeypatch):
@@ -308,6 +360,8 @@ def test_a_tower_is_its_weights_its_settings_and_the_versions(monkeypatch):
     keys = [key_of({"a": weight}), key_of({"a": weight}, "bf16"), *map(key_of, others)]
     assert len(set(keys)) == len(keys)
     assert key_of({"a": weight.clone()}) == keys[0]
+    assert key_of({"a": weight.repeat_interleave(2)[::2]}) == keys[0]  # other strides
+    assert key_of({"b": weight, "a": weight}) == keys[-1]  # in any order
     front_end = hash_front_end(processor())
     monkeypatch.setattr(kept, "VERSIONS", ("another",))
     assert key_of({"a": weight}) != keys[0]
@@ -379,15 +433,17 @@ def test_a_store_without_a_folder_keeps_nothing():
 
 
 def test_damaged_values_are_not_found_and_are_replaced(tmp_path):
-    store = KeptValues(str(tmp_path))
+    store = KeptValues(str(tmp_path / "new"))
     values = {b"a": {"x": np.arange(3.0)}, b"b": {"y": np.ones((2, 1), np.int16), "z": np.ones(1) > 0}}
+    values[b"b"]["transposed"] = np.arange(6).reshape(2, 3).T
     store.add({**values, 7: {"x": np.ones(1)}})
     found = store.find([b"a", b"b", b"c"])
     assert found.keys() == values.keys()
     for name, array in values[b"b"].items():
         np.testing.assert_array_equal(found[b"b"][name], array, strict=True)
 
-    with sqlite3.connect(tmp_path / kept.FILE) as connection:
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700  # others may not read the recordings
+    with sqlite3.connect(tmp_path / "new" / kept.FILE) as connection:
         key = hash_of(None, b"a")
         ((content,),) = connection.execute("SELECT value FROM kept WHERE key = ?", (key,))
         damaged = content[:-1] + bytes([content[-1] ^ 1])

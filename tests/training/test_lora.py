@@ -11,7 +11,9 @@ import peft
 import pytest
 import torch
 import transformers
+from audio_encoders import make_encoder
 from peft import IA3Config, LNTuningConfig, LoHaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from safetensors import safe_open
 from safetensors.torch import load_file
 from test_trainer import QUICK, arguments, build
 from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBertConfig, XLMRobertaConfig
@@ -435,11 +437,13 @@ def test_every_kind_of_adapter_is_merged_into_a_copy_and_in_place(tmp_path, kind
     before = embeds(model)
     disturb(model)
     adapted, state = embeds(model), {name: value.clone() for name, value in model.state_dict().items()}
+    settings = model.peft_config["default"].to_dict()
     assert max((left - right).abs().max() for left, right in zip(adapted[:2], before[:2], strict=True)) > 1e-3
 
     copied = merged_copy(model.config, model.peft_config, whole_weights(model), active_adapters(model))
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name  # nothing is changed in place
+    assert model.peft_config["default"].to_dict() == settings
     copied.save_pretrained(tmp_path)
     loaded = SupCLAPModel.from_pretrained(tmp_path)
     for merged in (copied, loaded, merge_lora(model)):
@@ -481,6 +485,7 @@ def test_quantised_weights_are_saved_as_floats(model, monkeypatch):
     model.config.quantization_config = {"load_in_8bit": True}
     copied = merged_copy(model.config, model.peft_config, weights, active_adapters(model))
     assert not hasattr(copied.config, "quantization_config")
+    assert hasattr(model.config, "quantization_config")
     assert torch.equal(copied.get_submodule(layer).weight, weights[f"{layer}.weight"])
     with pytest.raises(ValueError, match=r"1 weights.*logit_scale"):
         merged_copy(
@@ -494,14 +499,21 @@ def test_an_adapter_alone_has_the_temperature_and_no_local_path(tmp_path):
     start = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
     model = add_lora(start, rank=2, alpha=6)
     disturb(model)
-    save_adapter(model, tmp_path / "adapter")
-    written = b"".join(path.read_bytes() for path in (tmp_path / "adapter").iterdir())
+    adapter = tmp_path / "new" / "adapter"
+    for _ in range(2):
+        save_adapter(model, adapter)
+    written = b"".join(path.read_bytes() for path in adapter.iterdir())
     assert b"ann" not in written
-    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["lora_alpha"] == 6
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    assert (settings["lora_alpha"], settings["inference_mode"]) == (6, True)
+    assert settings["base_model_name_or_path"] == "base"
+    assert len({path.stat().st_mode for path in adapter.iterdir()}) == 1
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
     with_peft = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
-    loaded = PeftModel.from_pretrained(with_peft, tmp_path / "adapter").merge_and_unload()
+    loaded = PeftModel.from_pretrained(with_peft, adapter).merge_and_unload()
     by_transformers = SupCLAPModel.from_pretrained(tmp_path / "ann" / "base")
-    by_transformers.load_adapter(str(tmp_path / "adapter"))
+    by_transformers.load_adapter(str(adapter))
     for other in (loaded, by_transformers):
         assert torch.equal(other.logit_scale, model.logit_scale)
         assert torch.equal(other.logit_bias, model.logit_bias)
@@ -561,6 +573,27 @@ def test_the_trainer_saves_a_merged_model_and_checkpoints_can_be_merged(tmp_path
 def test_a_checkpoint_without_the_configuration_of_its_adapters_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="contains adapters without their configuration; resume the run"):
         lora.merge_checkpoint(tmp_path, SupCLAPConfig(), {})
+
+
+def test_adapters_of_a_tower_that_they_would_not_train_are_refused():
+    with_convolutions = builders.pair("cnn14")[0]
+    with_gates = SupCLAPModel(builders.supclap_config(audio=make_encoder("wavlm")[0].config))
+    for model, message in (
+        (with_convolutions, "last 1 blocks of audio_model have no attention"),
+        (with_gates, "WavLM"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            add_lora(model)
+        assert all("text_model" in name for name in adapted(add_lora(model, audio_layers=0)))
+
+
+def test_adapters_that_are_not_finite_are_not_merged(model):
+    add_lora(model, rank=2)
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        next(weight for name, weight in weights.items() if "lora_B" in name)[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"(?i)nan"):
+        merge_lora(model)
 
 
 def test_adding_adapters_twice_or_merging_none_is_an_error(model):

@@ -84,6 +84,9 @@ def test_an_epoch_has_each_item_floor_or_ceil_of_its_count(every_caption_in):
     for item, count in expected.items():
         assert total[item] / 200 == pytest.approx(scale * count, abs=0.12)  # standard error: at most 0.035
     assert len(subsets) > 30  # many different subsets
+    other = IndexedRows(indexed.rows, every_caption_in, seed=4)
+    other.set_epoch(199)
+    assert [other[index] for index in range(length)] != items
 
 
 def test_weights_are_shares_of_the_captions_of_an_epoch():

@@ -249,8 +249,10 @@ def test_radii_of_nested_widths_are_those_of_the_whole_embeddings(tmp_path):
         torch.testing.assert_close(module.regularizer.batch_radii[direction], radius)
     with pytest.raises(ValueError, match="width 5"):
         MatryoshkaObjective(plain, [5])(AUDIO, TEXT[:, None], SCALE)
-    with pytest.raises(ValueError, match=r"\[0\]"):
-        MatryoshkaObjective(plain, [0])
+    with pytest.raises(ValueError, match=r"\[3, 0\]"):
+        MatryoshkaObjective(plain, [3, 0])
+    with pytest.raises(ValueError, match="empty"):
+        MatryoshkaObjective(plain, [])
 
 
 def test_unidirectional_displaces_texts_only(tmp_path):

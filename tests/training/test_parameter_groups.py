@@ -1,5 +1,7 @@
 """Which parameters have weight decay, and learning rates of parts of the model."""
 
+import re
+
 import builders
 import open_clip_folders
 import pytest
@@ -105,13 +107,31 @@ def test_parts_without_trainable_parameters_are_named(tmp_path, rows):
     model = builders.supclap_model()
     model.audio_model.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-    for part in ("audio_model", "text_mod"):
-        with pytest.raises(ValueError, match=f"'{part}'.*text_projection"):
-            split_by_rate(optimizer, model.named_parameters(), {part: 0.1, "text_model": 0.1})
+    known = ["audio_model", "audio_projection", "logit_scale", "text_model", "text_projection"]
+    for parts in (["audio_model"], ["text_mod", "text_model.encoder.layer.7"]):
+        message = f"learning_rates has {parts}, without trainable parameters; the model has {known}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            split_by_rate(optimizer, model.named_parameters(), dict.fromkeys([*parts[::-1], "text_model"], 0.1))
     with pytest.raises(ValueError, match="learning_rates"):
         type(trainer := build(tmp_path, rows, learning_rates={"text_model": 1e-5}, **QUICK))(
             trainer.clap, trainer.args, rows, None, trainer.processor, optimizers=(optimizer, None)
         )
+
+
+def test_parameters_that_fsdp_wraps_have_the_rates_of_their_part():
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    names = [
+        "model.text_model.layers.1._fsdp_wrapped_module.weight",
+        "model.text_model.layers.10.weight",
+        "objective.w",
+    ]
+    split_by_rate(optimizer, zip(names, weights, strict=True), {"text_model.layers.1": 0.1, "objective": 0.2})
+    assert [(group["lr"], group["params"]) for group in optimizer.param_groups] == [
+        (1.0, [weights[1]]),
+        (0.1, [weights[0]]),
+        (0.2, [weights[2]]),
+    ]
 
 
 @pytest.mark.parametrize("value", ["text_model", "[1]", {"text_model": "fast"}, {"text_model": -1}, '{"a": NaN}', 3])

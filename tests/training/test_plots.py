@@ -112,6 +112,7 @@ def test_each_reading_of_the_paper_s_cosine_has_a_panel_of_its_own(tmp_path, dra
     history = [{**entry, **readings} if "drift_cosine" in entry else entry for entry in drift_history()]
     plot_drift(history, tmp_path / "drift.png")
     assert len(drawn[0].axes) == 5
+    assert drawn[0].axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 3)
     for axes, title, value in zip(drawn[0].axes[1:3], ("along a - t", r"along a\+"), (0.3, 0.7), strict=True):
         (line,) = axes.lines
         assert (line.get_label(), set(line.get_ydata())) == ("InfoNCE, text to audio", {value})

@@ -9,7 +9,7 @@ from test_trainer import QUICK, arguments, build, processor
 
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.training import rows as training_rows
-from modeling_supclap.training.rows import UsableRows, make_usable
+from modeling_supclap.training.rows import UsableRows, dataset_names, make_usable, read_in_epochs
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
 
@@ -20,6 +20,7 @@ def test_rows_are_read_once_however_often_they_are_passed_on(tmp_path, rows, mon
     usable = make_usable({"train": broken, "test": None, "more": {"few": broken[-3:]}}, args, processor())
     assert len(usable["train"]) == len(rows)
     assert len(usable["more"]["few"]) == 2
+    assert usable["train"].left_out == usable["more"]["few"].left_out == ["junk"]
     assert usable["test"] is None
 
     monkeypatch.setattr(bad_audio, "find_bad_audio", lambda *_: pytest.fail("the recordings are read again"))
@@ -45,11 +46,36 @@ def test_clips_that_fill_a_batch_are_enough(tmp_path, rows, count, drops):
     assert [len(batch["clip_index"]) for batch in trainer.get_train_dataloader()] == ([4, 2] if count == 6 else [4])
 
 
+def test_clips_are_enough_for_a_batch_of_all_processes(tmp_path, rows, monkeypatch):
+    args = arguments(tmp_path, dataloader_drop_last=False)
+    monkeypatch.setattr(type(args), "world_size", 2)
+    with pytest.raises(ValueError, match="7 clips are fewer than a batch of 8; "):
+        read_in_epochs(UsableRows(rows[:7]), args)
+    read, batches = read_in_epochs(UsableRows(rows[:9]), args)  # a process pads the last clip
+    assert (len(read), batches) == (9, None)
+    assert read_in_epochs(None, args) == (None, None)
+
+
 @pytest.mark.parametrize("form", [list, Dataset.from_list])
 def test_a_caption_is_not_read_letter_by_letter(tmp_path, rows, form):
     strings = form([{**row, "captions": {"eng": "A tone"}} for row in rows])
     with pytest.raises(ValueError, match=r"eng.*list of strings"):
         make_usable({"train": strings}, arguments(tmp_path), processor())
+
+
+def test_captions_that_language_errors_need_are_required_before_a_run(tmp_path, rows):
+    lacking = [*rows[:5], {**rows[5], "captions": {**rows[5]["captions"], "fra": []}}]
+    options = {"languages": ["eng", "fra"], "track_language_errors": True}
+    with pytest.raises(ValueError, match=r"1 train clips lack captions, such as 'clip5'.*\['fra'\]"):
+        build(tmp_path, lacking, **options)
+    build(tmp_path, lacking, languages=["eng", "fra"])
+
+
+def test_the_datasets_of_rows_are_named():
+    rows = [{"dataset": "b"}, {"clip_id": "1"}, {"dataset": "a"}]
+    assert dataset_names(rows) == {"a", "b"}
+    assert dataset_names(Dataset.from_list(rows[:1] * 2)) == {"b"}
+    assert dataset_names(None) == dataset_names([]) == dataset_names(Dataset.from_list(rows[1:2])) == set()
 
 
 def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplog):

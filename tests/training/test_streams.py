@@ -21,6 +21,7 @@ from web_server import served
 from modeling_supclap.datasets_scripts import load_splits, shard_writer
 from modeling_supclap.datasets_scripts.mixture import mix
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.training import rows as training_rows
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
@@ -160,6 +161,16 @@ def test_no_worker_outlives_a_run_that_is_killed(folder, tmp_path, monkeypatch):
     trainer = build(tmp_path, str(folder / "int16"), per_device_train_batch_size=2, dataloader_num_workers=2)
     trainer.data_collator = name_worker
     assert_workers_end_with_their_parent(trainer.get_train_dataloader(), monkeypatch)
+
+
+def test_clips_of_a_stream_with_a_loss_that_is_not_finite_are_numbered(folder, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(training_rows, "MANY_ROWS", 3)  # a stream is not advised to be streamed
+    trainer = build(tmp_path, str(folder / "int16"))
+    assert "--streaming" not in caplog.text
+    with torch.no_grad():
+        trainer.clap.audio_projection.linear2.weight[0, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"on clips \[\d+, \d+, \d+, \d+\]"):
+        trainer.train()
 
 
 # ---- two processes ----

@@ -98,11 +98,16 @@ def test_both_clips_of_a_pair_are_in_one_chunk(tmp_path, items):
 
 def test_options_of_a_stage_reach_its_loss_and_its_clips(tmp_path, items):
     options = {"temporal_beta": 0.5, "temporal_beta_a": 0.25, "match_overlay_loudness": False, **QUICK}
+    options |= {"match_loudness": True, "text_scheme": "kcl", "eval_languages": ["fra", "eng"]}
     for stage, beta in (("a", 0.25), ("b", 0.5)):
         trainer = build(tmp_path, items, stage=stage, two_term_overlay=True, **options)
         objective = trainer.module.objective
         assert (objective.beta, objective.two_term_overlay) == (beta, True)
-        assert not trainer.data_collator.options.match_overlay_loudness
+        options_of_clips = trainer.data_collator.options
+        assert (options_of_clips.match_loudness, options_of_clips.match_overlay_loudness) == (True, False)
+        evaluated = trainer.evaluation_collator
+        assert (evaluated.languages, evaluated.seed, evaluated.options) == (("fra",), 7, options_of_clips)
+        assert (trainer.data_collator.languages, trainer.data_collator.scheme) == (("eng", "fra"), "kcl")
     assert build(tmp_path, items, stage="a", temporal_beta=0.5, **QUICK).module.objective.beta == 0.5
     assert TemporalTrainingArguments(use_cpu=True).per_device_train_batch_size * 3 == 255  # of 256 [T B.5]
 
@@ -178,6 +183,10 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, items, stage):
         ({"loss": "kcl"}, "loss.*'kcl'.*TeminAL"),
         ({"every_caption": True}, "every_caption.*TeminAL"),
         ({"loss_chunk_size": 8}, "loss_chunk_size.*8.*TeminAL"),
+        ({"svr": "bi-static"}, "svr is 'bi-static', but TeminAL"),
+        ({"track_language_errors": True}, "track_language_errors is True, but TeminAL"),
+        ({"negatives_per_clip": 1}, "negatives_per_clip is 1, but TeminAL"),
+        ({"hard_negatives_per_batch": 1}, "hard_negatives_per_batch is 1, but TeminAL"),
         ({"text_scheme": "cacl"}, "text_scheme.*'cacl'"),
         ({"alpha_same_time": 1.5}, r"alpha_same_time=1\.5"),
     ],

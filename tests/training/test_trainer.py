@@ -20,13 +20,16 @@ from datasets import Audio, Dataset
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
-from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.datasets_scripts.schema import group_id
 from modeling_supclap.evaluation import EmbeddingCache, evaluate, load_embedding_model
 from modeling_supclap.losses import DynamicRadius, info_nce
+from modeling_supclap.training.callbacks import LineCallback, SupCLAPProgressCallback
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.drift import perpendicular_components, radius_by_hard_negatives
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -98,6 +101,9 @@ def test_a_run_stops_early(tmp_path, rows):
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer = build(tmp_path, rows, early_stopping_patience=2, learning_rate=0.0, num_train_epochs=9, **options)
     trainer.train()
+    saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["stateful_callbacks"]
+    assert saved["EarlyStoppingCallback"]["attributes"] == {"early_stopping_patience_counter": 1}
+    assert "TrainerControl" in saved
     assert trainer.state.global_step == 6  # the second and third evaluation are not better than the first
     assert trainer.state.best_global_step == 6  # of equal scores, the last
 
@@ -482,7 +488,7 @@ class LogsNumbers(OwnObjective):
 
 
 def test_nan_is_named_if_an_objective_logs_numbers(tmp_path, rows):
-    with pytest.raises(FloatingPointError, match=r"'clip"):
+    with pytest.raises(FloatingPointError, match=r"step 1, from the total, on clips \['clip"):
         SupCLAPTrainer(
             builders.supclap_model(),
             arguments(tmp_path, **QUICK),
@@ -563,6 +569,23 @@ def test_loaders_have_the_options_of_the_arguments(tmp_path, rows):
         found["multiprocessing_context"] = found["multiprocessing_context"].get_start_method()
         assert found == chosen
     assert [loader.persistent_workers for loader in loaders] == [True, False]
+
+
+def test_collators_have_the_options_of_the_arguments(tmp_path, rows):
+    options = {"max_audio_seconds": 0.3, "pad_short_clips": True, "positives": "captions"}
+    of_training = {"negatives_per_clip": 2, "seed": 5}
+    given = [{**row, "negatives": {"fra": ["non"]}} for row in rows]
+    languages = {"languages": ["fra", "eng"], "eval_languages": ["eng"]}
+    trainer = build(tmp_path, given, apply_spec_augment=True, **options, **of_training, **languages)
+    training, evaluation = trainer.data_collator, trainer.evaluation_collator
+    for collator in (training, evaluation):
+        assert {name: getattr(collator, name) for name in options} == options
+        assert collator.kept is trainer.kept
+    assert {name: getattr(training, name) for name in of_training} == of_training
+    assert (training.languages, evaluation.languages) == (("fra", "eng"), ("eng",))
+    assert (training.changes_features, evaluation.changes_features) == (True, False)
+    trainer = build(tmp_path, rows, loss="kcl", languages=["eng", "fra"], languages_per_clip=2)
+    assert (trainer.data_collator.scheme, trainer.data_collator.languages_per_clip) == ("kcl", 2)
 
 
 def test_hyperparameter_search_is_refused(tmp_path, rows):
@@ -755,6 +778,32 @@ def test_the_mean_loss_of_a_resumed_run_is_that_of_one_run(tmp_path, rows):
         resumed = build(tmp_path / "run", rows, **options)
         again = resumed.train(str(tmp_path / "run" / f"checkpoint-{step}"))
         assert again.training_loss == again.metrics["train_loss"] == output.training_loss, step
+    # a checkpoint of an earlier version has no sum of the losses
+    path = tmp_path / "run" / "checkpoint-6" / "supclap_run.json"
+    written = json.loads(path.read_text())
+    del written["loss_sum"]
+    path.write_text(json.dumps(written))
+    assert 0 < build(tmp_path / "run", rows, **options).train(str(path.parent)).training_loss < output.training_loss
+
+
+def test_a_subclass_may_use_the_outputs_of_a_step(tmp_path, rows):
+    trainer = build(tmp_path, rows)
+    batch = next(iter(trainer.get_train_dataloader()))
+    loss, outputs = trainer.compute_loss(trainer.model.train(), batch, return_outputs=True)
+    assert loss is outputs.loss
+    assert outputs.audio_embeds.shape == (4, 16)
+    assert trainer.compute_loss(trainer.model, batch).shape == ()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_shows_a_bar(tmp_path, rows, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    found = []
+    for no_bars in (False, True):
+        trainer = build(tmp_path, rows, disable_tqdm=no_bars)
+        kinds = (SupCLAPProgressCallback, LineCallback, ProgressCallback, PrinterCallback)
+        found.append([type(each) for each in trainer.callback_handler.callbacks if isinstance(each, kinds)])
+    assert found == [[SupCLAPProgressCallback if is_terminal else LineCallback], [LineCallback]]
 
 
 def test_evaluations_without_rows_are_refused_with_the_remedy(tmp_path, rows):
@@ -785,23 +834,38 @@ def test_among_equal_scores_the_last_checkpoint_is_the_best(tmp_path, rows, caps
     assert "3 equal evaluations" in capsys.readouterr().out
 
     scores = iter([0.5, 0.75, 0.75, 0.25])
-    trainer = build(tmp_path / "peak", rows, num_train_epochs=4, metric_for_best_model="own", save_total_limit=None)
+    trainer = build(
+        tmp_path / "peak", rows, num_train_epochs=4, metric_for_best_model="eval_own", save_total_limit=None
+    )
     trainer.compute_metrics = lambda prediction: {"own": next(scores)}
     trainer.train()
     assert (trainer.state.best_global_step, trainer.state.best_metric) == (9, 0.75)
 
 
-def test_drift_of_an_evaluation_does_not_depend_on_the_order_of_the_clips(tmp_path, rows):
+def test_drift_of_an_evaluation_does_not_depend_on_the_order_of_the_clips(tmp_path, rows, monkeypatch):
     """Several processes return clips in another order; groups of equal captions must stay with their clips."""
     twins = [{**row, "captions": rows[index % 5]["captions"]} for index, row in enumerate(rows)]
     model = builders.supclap_model()
-    trainer = SupCLAPTrainer(model, arguments(tmp_path, positives="captions"), twins, twins, processor())
+    args = arguments(tmp_path, positives="captions", svr="bi-dynamic", radius_num_similarities=8, radius_init=0.3)
+    trainer = SupCLAPTrainer(model, args, twins, twins, processor())
+    radius = trainer.module.objective.regularizer.radius_of("t2a")
+    torch.nn.init.normal_(radius.layers[-1].weight, generator=torch.Generator().manual_seed(0))
     prediction = trainer.predict(twins)
     measure = trainer._metrics_of(IndexedRows(twins))
+    monkeypatch.setattr(type(args), "world_size", 2)  # batches of 8 clips
     order = np.array([7, 0, 3, 11, 1, 9, 2, 10, 4, 8, 5, 6])
     embeds = tuple(each[order] for each in prediction.predictions)
     shuffled = EvalPrediction(predictions=embeds, label_ids=prediction.label_ids[order])
     expected = measure(EvalPrediction(predictions=prediction.predictions, label_ids=prediction.label_ids))
+    clips, texts = map(torch.from_numpy, prediction.predictions)
+    groups = torch.tensor([group_id(row, "captions") for row in twins])
+    pairs = clips, texts[:, 0], model.logit_scale.detach().exp()
+    numbers = perpendicular_components(*pairs, 8, groups)
+    numbers |= radius_by_hard_negatives(radius, *pairs, groups)
+    assert {"perpendicular_global", "radius_hard_6"} <= numbers.keys()
+    assert {name: expected[name] for name in numbers} == pytest.approx(
+        {name: value.item() for name, value in numbers.items()}, abs=1e-6
+    )
     found = measure(shuffled)
     assert found["perpendicular_global"] == pytest.approx(expected["perpendicular_global"], abs=1e-6)
     assert found == pytest.approx(expected, abs=1e-6)

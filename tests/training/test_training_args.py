@@ -110,6 +110,17 @@ def test_schedules_that_follow_the_metric_know_its_direction(tmp_path, schedule,
         ({"languages": ["de"]}, "'de'.*'deu'"),
         ({"eval_languages": ["klingon"]}, "'klingon'"),
         ({"languages": "eng"}, "languages is the string 'eng'"),
+        ({"languages": []}, "languages is empty"),
+        ({"loss": "cacl"}, r"loss cacl needs two languages or more, got \['eng'\]"),
+        ({"track_language_errors": True}, r"track_language_errors needs two languages or more, got \['eng'\]"),
+        (
+            {"negatives_per_clip": 1, "track_language_errors": True, "languages": ["eng", "fra"]},
+            "track_language_errors with negatives_per_clip",
+        ),
+        ({"num_train_epochs": 0, "max_steps": 0}, "num_train_epochs is 0"),
+        ({"matryoshka_widths": [8, 0]}, "matryoshka_widths is 0; it must be at least 1$"),
+        ({"hard_negatives_per_batch": 24}, "hard_negatives_per_batch is 24.*, 24"),
+        ({"loss": "own:Loss:x"}, "loss is 'own:Loss:x'; it must be one of infonce, "),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha.*5.0"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor.*0.1"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy.*group_by_length"),
@@ -121,6 +132,24 @@ def test_schedules_that_follow_the_metric_know_its_direction(tmp_path, schedule,
 def test_wrong_arguments_are_explained(options, message):
     with pytest.raises(ValueError, match=message):
         SupCLAPTrainingArguments(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_train_epochs": 0, "max_steps": 1},
+        {"loss": "kcl", "languages": ["eng", "fra"], "languages_per_clip": 2},
+        {"loss": "own.module:Loss", "negatives_per_clip": 1},
+        {"loss": "siglip", "svr": "none", "negatives_per_clip": 1000},
+        {"hard_negatives_per_batch": 23},
+        {"background_snr_db": (3, 30)},
+        {"per_device_train_batch_size": 2, "feature_cache_gib": 0, "early_stopping_patience": 1},
+    ],
+    ids=str,
+)
+def test_combinations_at_the_limits_are_valid(tmp_path, options):
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), **{"svr": "none", **options})
+    assert {name: getattr(args, name) for name in options} == options
 
 
 def test_values_at_the_ends_of_their_ranges_are_valid(tmp_path):
@@ -140,10 +169,24 @@ def test_options_of_post_training_have_ranges():
         TemporalTrainingArguments(temporal_beta=-0.5)
 
 
+def test_the_clips_of_all_processes_are_negatives(tmp_path, monkeypatch):
+    monkeypatch.setattr(SupCLAPTrainingArguments, "world_size", 2)
+    SupCLAPTrainingArguments(str(tmp_path), per_device_train_batch_size=1)
+    SupCLAPTrainingArguments(str(tmp_path), hard_negatives_per_batch=47)
+    with pytest.raises(ValueError, match="must be less than the batch of all devices, 48"):
+        SupCLAPTrainingArguments(str(tmp_path), hard_negatives_per_batch=48)
+
+
 def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does; without a GPU the Trainer would not join them
     with pytest.raises(ValueError, match="--use_cpu"):
         SupCLAPTrainingArguments(output_dir=str(tmp_path))
+
+
+def test_a_single_process_on_cpus_joins_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(training_args, "PartialState", lambda **options: pytest.fail("joined"))
+    assert SupCLAPTrainingArguments(str(tmp_path), use_cpu=True)._setup_devices.type == "cpu"
 
 
 @pytest.mark.parametrize("by_launcher", [False, True])
