@@ -58,10 +58,13 @@ def test_other_audio_policy_or_model_is_embedded_again(tmp_path, rows):
     embed_split(load_embedding_model(other), rows, cache=cache)
     model.sampling_rate = RATE_HZ // 2
     embed_split(load_embedding_model(model), rows, cache=cache)
+    finer = load_embedding_model(model)
+    finer.resampling_method = "sinc_interp_hann"
+    embed_split(finer, rows, cache=cache)
     other.fingerprint = None
     for _ in range(2):
         embed_split(load_embedding_model(other), rows, cache=cache)
-    assert [count for _, count, _ in model.calls] == [8, 8, 16, 8, 8]
+    assert [count for _, count, _ in model.calls] == [8, 8, 16, 8, 8, 8]
     assert len(other.calls) == 3
 
 
@@ -76,9 +79,15 @@ def test_texts_of_a_model_that_is_not_cached_are_embedded_once_a_split(rows):
 
 def test_the_batch_size_changes_nothing(rows):
     whole = embed_split(load_embedding_model(ToneModel()), rows, AudioPolicy(chunk_seconds=0.3)).clips
-    model = ToneModel()
-    parts = embed_split(load_embedding_model(model), rows, AudioPolicy(chunk_seconds=0.3), batch_size=6).clips
+    model, sizes = ToneModel(), []
+    adapted = load_embedding_model(model)
+    encode = adapted.encode_text
+    adapted.encode_text = lambda texts, language, size: sizes.append(size) or encode(texts, language, size)
+    split = embed_split(adapted, rows, AudioPolicy(chunk_seconds=0.3), batch_size=6)
+    parts = split.clips
     assert [count for _, count, _ in model.calls] == [6, 6, 4]
+    split.texts(["tone 1"], "eng")
+    assert sizes == [6]
     for name in ("embeds", "counts"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     assert parts.counts.tolist() == [2] * 8
@@ -302,6 +311,9 @@ def test_a_policy_uses_the_limit_of_its_model(rows):
     for name in ("chunk_seconds", "max_audio_seconds"):
         with pytest.raises(ValueError, match=rf"{name}.*0\.1\b"):
             embed_split(model, rows, AudioPolicy(**{name: 0.1}))
+        assert len(embed_split(model, rows, AudioPolicy(**{name: 0.2})).ids) == 8
+    with pytest.raises(ValueError, match="on_bad_audio is 'ignore'; it must be error or skip"):
+        embed_split(model, rows, on_bad_audio="ignore")
 
 
 @pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])
