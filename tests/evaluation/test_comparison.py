@@ -277,6 +277,7 @@ def test_the_seeds_of_a_fold_are_averaged():
         },
     ]
     (table,) = comparison_tables("esc50", records)
+    assert records[0]["validation"] == pytest.approx(0.2)  # still a number
     assert table.title == "esc50: retrieval, eng"
     assert table.lines == [
         ["model", "seeds", "folds", "validation", "text to audio R@1 (chance 5.0)"],
