@@ -12,10 +12,18 @@ from datasets import Dataset
 from fake_models import ToneModel, caption_tones
 from recordings import tone_rows
 
+from modeling_supclap.datasets_scripts import progress
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation import embed
 from modeling_supclap.evaluation.cache import EmbeddingCache
-from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset, hash_recordings
+from modeling_supclap.evaluation.embed import (
+    AudioPolicy,
+    ClipEmbeddings,
+    EmbeddedSplit,
+    embed_split,
+    hash_dataset,
+    hash_recordings,
+)
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.retrieval import evaluate_retrieval
@@ -41,6 +49,10 @@ def test_a_second_run_embeds_nothing(tmp_path, rows):
     assert model.calls[1:] == [("text", 2, "eng")]
     assert np.array_equal(splits[0].clips.embeds, splits[1].clips.embeds)
     assert splits[1].cache.embedded == 0
+    embedded = []
+    splits[1].model.encode_text = lambda texts, *_: embedded.extend(texts) or np.ones((len(texts), 41))
+    splits[1].texts([f"tone {number}" for number in (3, 7, 4, 1, 6, 5)], "eng")
+    assert embedded == [f"tone {number}" for number in (3, 4, 5, 6, 7)]  # sorted, because they name the cached file
     first, second, again = splits[1].texts(["tone 1", "tone 2", "tone 1"], "eng")
     assert np.array_equal(first, again)
     assert not np.array_equal(first, second)
@@ -314,6 +326,19 @@ def test_a_policy_uses_the_limit_of_its_model(rows):
         assert len(embed_split(model, rows, AudioPolicy(**{name: 0.2})).ids) == 8
     with pytest.raises(ValueError, match="on_bad_audio is 'ignore'; it must be error or skip"):
         embed_split(model, rows, on_bad_audio="ignore")
+
+
+def test_ids_of_recordings_are_texts():
+    rows = [{"clip_id": "a", "source": 7}, {"clip_id": "b", "source": 8}, {"clip_id": "9", "source": None}]
+    assert EmbeddedSplit(rows, clips("mean")).sources.tolist() == ["7", "8", "9"]
+    assert EmbeddedSplit(rows[:2], clips("mean")).sources.tolist() == ["7", "8"]
+
+
+def test_embedding_shows_its_progress(rows, monkeypatch):
+    shown = []
+    monkeypatch.setattr(progress, "progress", lambda items, *words: shown.append(words) or items)
+    embed_split(load_embedding_model(ToneModel()), rows)
+    assert shown == [("embedding", 8, "recordings")]
 
 
 @pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])
