@@ -65,7 +65,7 @@ def compare(
 
     units = {score.place: score.unit for score in flat_scores(second.scores)}
     table = []
-    for name in sorted(filter(second.arrays.__contains__, first.arrays), key=_parent):
+    for name in filter(second.arrays.__contains__, first.arrays):
         prefix, metric = _parent(name), name.rpartition("/")[2]
         if f"{prefix}/query_id" not in first.arrays or prefix == "multilingual" or metric in _NO_OUTCOMES:
             continue

@@ -131,7 +131,8 @@ class EmbeddedSplit:
         """Return the split of the clips with each value of a column of the rows, or "no value", sorted by value."""
         indices: dict[str, list[int]] = {}
         for index, row in enumerate(self.rows):
-            indices.setdefault(str(row.get(column) or "no value"), []).append(index)
+            value = row.get(column)
+            indices.setdefault("no value" if value in (None, "") else str(value), []).append(index)
         return {value: self.select(chosen) for value, chosen in sorted(indices.items())}
 
     def by_dataset(self) -> dict[str, EmbeddedSplit]:

@@ -131,11 +131,11 @@ def _read_settings(name: str) -> list[str]:
 
 
 def _load_sentence_model(name: str, device: str | None, trust_remote_code: bool) -> Any:
-    """Load a `SentenceTransformer` in evaluation mode. Raise ImportError, in one sentence, if a library is missing."""
+    """Load a `SentenceTransformer`. Raise ImportError, in one sentence, if a library is missing."""
     try:
         from sentence_transformers import SentenceTransformer
 
-        return SentenceTransformer(name, device=device, trust_remote_code=trust_remote_code).eval()
+        return SentenceTransformer(name, device=device, trust_remote_code=trust_remote_code)
     except (ImportError, NameError) as error:  # transformers raises NameError, about "tvF", without torchvision
         cause = str(error).strip().splitlines()[0].split(". ")[0]
         raise ImportError(

@@ -17,7 +17,7 @@ def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
     digest = hashlib.sha256("\n".join([type(model).__name__, *parts]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

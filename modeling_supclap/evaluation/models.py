@@ -269,7 +269,7 @@ def _load(name: str, processor: Any, device: Any, trust_remote_code: bool) -> tu
 
             return SentenceEmbedder(name, device, trust_remote_code), None
         case _:
-            return SupCLAPModel.from_pretrained(name).eval().to(device), processor
+            return SupCLAPModel.from_pretrained(name).to(device), processor
 
 
 def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:

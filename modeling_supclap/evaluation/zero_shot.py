@@ -148,8 +148,8 @@ def score_classes(
     if (truth.sum(axis=1) > 1).any():
         return _score_multi_label(similarity, truth, classes, split, options)
     targets = truth.argmax(axis=1)
-    outcomes = retrieval_outcomes(similarity, targets[:, None], k=(1, 5))
-    levels = chance_scores(targets[:, None], len(classes), k=(1, 5))
+    outcomes = retrieval_outcomes(similarity, targets[:, None])
+    levels = chance_scores(targets[:, None], len(classes))
     hits, chance = {}, {}
     for name, recall in (("top1", "R@1"), ("top5", "R@5")):
         hits[name], chance[name] = outcomes[recall], levels[recall]

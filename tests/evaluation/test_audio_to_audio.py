@@ -14,9 +14,10 @@ from modeling_supclap.model_card.results import get_card_scores
 
 
 def embedded(count=50, seed=0):
-    """Return a split with random embeddings, one or two of six labels per clip, and some recordings with two clips."""
+    """Return a split with one or two labels per clip, some clips of two chunks, and some recordings of two clips."""
     rng = np.random.default_rng(seed)
-    embeds = rng.normal(size=(count, 8))
+    counts = 1 + (np.arange(count) % 3 == 0)
+    embeds = rng.normal(size=(counts.sum(), 8))
     embeds = (embeds / np.linalg.norm(embeds, axis=1, keepdims=True)).astype(np.float32)
     rows = []
     for number in range(count):
@@ -24,7 +25,7 @@ def embedded(count=50, seed=0):
         rows.append({"clip_id": f"clip{number}", "labels": labels, "source": f"recording{number * 2 // 3}"})
     if count > 7:
         rows[7]["labels"] = ["alone"]
-    return EmbeddedSplit(rows, ClipEmbeddings(embeds, np.ones(count, np.int64)))
+    return EmbeddedSplit(rows, ClipEmbeddings(embeds, counts))
 
 
 def naive(split):
@@ -34,7 +35,7 @@ def naive(split):
         ranked = []
         for other, row in enumerate(split.rows):
             if row["source"] != query["source"]:
-                cosine = split.clips.embeds[number].astype(np.float64) @ split.clips.embeds[other].astype(np.float64)
+                cosine = split.clips.mean[number].astype(np.float64) @ split.clips.mean[other].astype(np.float64)
                 ranked.append((-cosine, bool(set(row["labels"]) & set(query["labels"]))))
         hits = [is_correct for _, is_correct in sorted(ranked)]
         if any(hits):

@@ -80,6 +80,13 @@ def test_a_broken_file_is_computed_again(tmp_path, damage):
     assert again.read == 1, "it is whole again"
 
 
+def test_the_default_is_a_folder_of_the_hugging_face_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    assert EmbeddingCache.default().folder == tmp_path / "supclap" / "embeddings"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert EmbeddingCache("~/mine").folder == tmp_path / "mine"
+
+
 def test_a_crash_leaves_no_file(tmp_path):
     def crash():
         raise RuntimeError("out of memory")

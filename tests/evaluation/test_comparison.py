@@ -45,8 +45,8 @@ def test_a_row_is_the_difference_of_the_queries():
     first, second = (results(hits, clusters=np.arange(40) // 2) for hits in (A, B))
     second.scores["retrieval"]["eng"]["t2a"]["R@1"] = score(0.6, Interval(None, None, 20, "recordings"))
     rows = compare(first, second, num_resamples=37, seed=2)
-    names = ["R@1", "R@10", "R@5", "mAP@10", "mean_rank"]
-    assert sorted(row["score"] for row in rows) == [*(f"retrieval eng t2a {name}" for name in names), "zste eng 3A"]
+    names = ["R@1", "R@5", "R@10", "mAP@10", "mean_rank"]  # in the order of the results
+    assert [row["score"] for row in rows] == [*(f"retrieval eng t2a {name}" for name in names), "zste eng 3A"]
     found = difference([0.6], [0.3], B, A, np.arange(40) // 2, num_resamples=37, seed=2)
     default = difference([0.6], [0.3], B, A, np.arange(40) // 2)
     assert (found.low, found.high) != (default.low, default.high)
@@ -105,6 +105,11 @@ def test_queries_of_one_recording_are_drawn_together():
 def test_other_data_or_another_protocol_is_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         compare(results(A), results(B, **change))
+    seeds = {"first": {0: results(A), 1: results(A)}, "second": {0: results(A), 1: results(B, **change)}}
+    with pytest.raises(ValueError, match=next(iter(change))):
+        tabulate(seeds)
+    with pytest.raises(ValueError, match=next(iter(change))):  # a seed that the first model lacks
+        tabulate({"first": {0: results(A)}, "second": seeds["second"]})
     with pytest.warns(UserWarning, match=next(iter(change))):
         assert compare(results(A), results(B, **change), allow_different=True)
 
@@ -116,7 +121,7 @@ def test_other_data_or_another_protocol_is_refused(change):
         ({"missing_clips": ["é"]}, 'missing_clips: [] and ["é"]'),
         ({"missing_clips": ["a" * 198]}, f'missing_clips: [] and ["{"a" * 198} ...'),
         ({"missing_clips": ["a" * 196]}, f'missing_clips: [] and ["{"a" * 196}"]'),
-        ({"intervals": {"seed": 1}}, 'intervals: {} and {"seed": 1}'),
+        ({"intervals": {"seed": 1, "confidence": 0.9}}, 'intervals: {} and {"confidence": 0.9, "seed": 1}'),
         ({"selected_on": "test"}, 'selected_on: null and "test"'),
     ],
 )
@@ -126,6 +131,16 @@ def test_differences_between_models_only_warn(change, message):
         assert compare(results(A), results(B, **other, **change))
     assert [str(each.message) for each in warned] == [f"the results differ in {message}"]
     assert warned[0].filename == __file__  # where they are compared
+
+
+def test_all_settings_that_differ_are_named():
+    other = results(B, positives="captions", zste={"set_hash": "t"})
+    message = r"""the results are not comparable; positives: "clip" and "captions"; zste: \{.*"s"\} and \{.*"t"\}"""
+    with pytest.raises(ValueError, match=message + "; evaluate both with the same data and protocol"):
+        compare(results(A), other)
+    del other.scores["zste"]
+    with pytest.raises(ValueError, match=r'positives: "clip" and "captions"; evaluate both'):
+        compare(results(A), other)
 
 
 def test_other_queries_are_refused_or_left_out():
@@ -176,6 +191,51 @@ def test_rows_are_compared_over_the_seeds_that_both_have():
     assert compared.low < 0.5
     assert compare_seeds({2: row}, base, place, {2: 0.75}, {0: 0.25, 1: 0.25}) is None
 
+    # without the same recordings in all runs, or without outcomes of one, there is no pairing by query
+    apart, without = query_results([1] * 40), paired_queries([1] * 40)
+    without.arrays.clear()
+    for other in (apart, without):
+        unpaired = compare_seeds({0: other, 1: row}, base, place, {0: 1, 1: 0.75}, {0: 0.25, 1: 0.25})
+        assert (unpaired.values, unpaired.recordings) == ((0.75, 0.5), None)
+    paired = compare_seeds({0: row, 1: row}, base, place, {0: 0.75, 1: 0.75}, {0: 0.25, 1: 0.25})
+    assert paired.recordings is not None
+
+
+def test_one_run_is_compared_with_the_run_of_its_seed():
+    """Not with the first run of the other model, nor with their mean."""
+    two, one = (
+        {0: query_results([1] * 8 + [0] * 32), 1: query_results([1] * 20 + [0] * 20)},
+        {1: query_results([1] * 40)},
+    )
+    for models, difference_of_second in (({"a": two, "b": one}, 0.5), ({"b": one, "a": two}, -0.5)):
+        first, second = tabulate(models)
+        assert (first["difference"], second["difference"]) == (None, difference_of_second)
+        assert second["difference_low"] <= difference_of_second <= second["difference_high"]
+    apart = {1: query_results([1] * 40)}
+    apart[1].arrays["retrieval/eng/t2a/query_id"] = np.arange(40, 80).astype(str)
+    with pytest.raises(ValueError, match="40 and 40 queries, 0 shared"):
+        tabulate({"b": one, "other": apart})
+    _, second = tabulate({"b": one, "other": apart}, allow_different=True)
+    assert second["difference"] == 0
+
+
+def test_a_score_that_only_one_model_has_has_no_difference():
+    start, tuned = query_results([1, 0] * 20, interval=(0.3, 0.7)), query_results([1, 1] * 20)
+    tuned.scores["zste"] = {"eng": {"3A": score(0.5, None, 1 / 3)}}
+    first, second, third = tabulate({"start": {0: start}, "tuned": {0: tuned}})
+    assert (first["low"], first["high"], first["std"]) == (0.3, 0.7, None)
+    assert [record["score"] for record in (second, third)] == ["retrieval eng t2a R@1", "zste eng 3A"]
+    assert (second["difference"], third["difference"], third["chance"]) == (0.5, None, 1 / 3)
+
+
+def test_the_interval_of_a_rank_over_seeds_may_exceed_one():
+    runs = {}
+    for seed, rank in enumerate((5.0, 7.0)):
+        runs[seed] = Results({"scores": {"multilingual": {"all": {"MSR": score(rank)}}}, "protocol": {}})
+    (record,) = tabulate({"one": runs})
+    expected = stats.ttest_1samp([5.0, 7.0], 0).confidence_interval(0.95)
+    assert (record["low"], record["high"]) == pytest.approx((expected.low, expected.high))
+
 
 def of_folds(*hits):
     """Return results of 40 queries for two folds and two seeds, with these numbers of correct queries."""
@@ -217,6 +277,7 @@ def test_the_seeds_of_a_fold_are_averaged():
         },
     ]
     (table,) = comparison_tables("esc50", records)
+    assert records[0]["validation"] == pytest.approx(0.2)  # still a number
     assert table.title == "esc50: retrieval, eng"
     assert table.lines == [
         ["model", "seeds", "folds", "validation", "text to audio R@1 (chance 5.0)"],
@@ -277,8 +338,11 @@ def test_the_mean_over_languages_is_compared_query_by_query():
     assert (values.tolist(), clusters.tolist()) == ([1.0, 0.5], ["a", "b"])
     values, _ = get_outcomes(results, ["multilingual", "all", "MRV"])
     assert values.tolist() == [1.0, 0.0]
-    values, _ = get_outcomes(results, ["multilingual", "all", "MSR"])
-    assert values.tolist() == [2.0, 1.0]
+    values, clusters = get_outcomes(results, ["multilingual", "all", "MSR"])
+    assert (values.tolist(), clusters.tolist()) == ([2.0, 1.0], ["a", "b"])
+    arrays |= {"zste/fra/3A/score": np.array([1.0, 0.0]), "zste/fra/3A/cluster": np.array(["c", "d"])}
+    values, clusters = get_outcomes(results, ["zste", "fra", "3A"])
+    assert (values.tolist(), clusters.tolist()) == ([1.0, 0.0], ["c", "d"])
     assert get_outcomes(results, ["retrieval", "mean", "t2a", "R@5"]) is None
 
     arrays["retrieval/fra/t2a/R@1"] = np.array([1.0])

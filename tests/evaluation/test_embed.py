@@ -12,10 +12,18 @@ from datasets import Dataset
 from fake_models import ToneModel, caption_tones
 from recordings import tone_rows
 
+from modeling_supclap.datasets_scripts import progress
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation import embed
 from modeling_supclap.evaluation.cache import EmbeddingCache
-from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset, hash_recordings
+from modeling_supclap.evaluation.embed import (
+    AudioPolicy,
+    ClipEmbeddings,
+    EmbeddedSplit,
+    embed_split,
+    hash_dataset,
+    hash_recordings,
+)
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.evaluation.options import EvaluationOptions
 from modeling_supclap.evaluation.retrieval import evaluate_retrieval
@@ -41,6 +49,10 @@ def test_a_second_run_embeds_nothing(tmp_path, rows):
     assert model.calls[1:] == [("text", 2, "eng")]
     assert np.array_equal(splits[0].clips.embeds, splits[1].clips.embeds)
     assert splits[1].cache.embedded == 0
+    embedded = []
+    splits[1].model.encode_text = lambda texts, *_: embedded.extend(texts) or np.ones((len(texts), 41))
+    splits[1].texts([f"tone {number}" for number in (3, 7, 4, 1, 6, 5)], "eng")
+    assert embedded == [f"tone {number}" for number in (3, 4, 5, 6, 7)]  # sorted, because they name the cached file
     first, second, again = splits[1].texts(["tone 1", "tone 2", "tone 1"], "eng")
     assert np.array_equal(first, again)
     assert not np.array_equal(first, second)
@@ -58,10 +70,13 @@ def test_other_audio_policy_or_model_is_embedded_again(tmp_path, rows):
     embed_split(load_embedding_model(other), rows, cache=cache)
     model.sampling_rate = RATE_HZ // 2
     embed_split(load_embedding_model(model), rows, cache=cache)
+    finer = load_embedding_model(model)
+    finer.resampling_method = "sinc_interp_hann"
+    embed_split(finer, rows, cache=cache)
     other.fingerprint = None
     for _ in range(2):
         embed_split(load_embedding_model(other), rows, cache=cache)
-    assert [count for _, count, _ in model.calls] == [8, 8, 16, 8, 8]
+    assert [count for _, count, _ in model.calls] == [8, 8, 16, 8, 8, 8]
     assert len(other.calls) == 3
 
 
@@ -76,9 +91,15 @@ def test_texts_of_a_model_that_is_not_cached_are_embedded_once_a_split(rows):
 
 def test_the_batch_size_changes_nothing(rows):
     whole = embed_split(load_embedding_model(ToneModel()), rows, AudioPolicy(chunk_seconds=0.3)).clips
-    model = ToneModel()
-    parts = embed_split(load_embedding_model(model), rows, AudioPolicy(chunk_seconds=0.3), batch_size=6).clips
+    model, sizes = ToneModel(), []
+    adapted = load_embedding_model(model)
+    encode = adapted.encode_text
+    adapted.encode_text = lambda texts, language, size: sizes.append(size) or encode(texts, language, size)
+    split = embed_split(adapted, rows, AudioPolicy(chunk_seconds=0.3), batch_size=6)
+    parts = split.clips
     assert [count for _, count, _ in model.calls] == [6, 6, 4]
+    split.texts(["tone 1"], "eng")
+    assert sizes == [6]
     for name in ("embeds", "counts"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     assert parts.counts.tolist() == [2] * 8
@@ -302,6 +323,22 @@ def test_a_policy_uses_the_limit_of_its_model(rows):
     for name in ("chunk_seconds", "max_audio_seconds"):
         with pytest.raises(ValueError, match=rf"{name}.*0\.1\b"):
             embed_split(model, rows, AudioPolicy(**{name: 0.1}))
+        assert len(embed_split(model, rows, AudioPolicy(**{name: 0.2})).ids) == 8
+    with pytest.raises(ValueError, match="on_bad_audio is 'ignore'; it must be error or skip"):
+        embed_split(model, rows, on_bad_audio="ignore")
+
+
+def test_ids_of_recordings_are_texts():
+    rows = [{"clip_id": "a", "source": 7}, {"clip_id": "b", "source": 8}, {"clip_id": "9", "source": None}]
+    assert EmbeddedSplit(rows, clips("mean")).sources.tolist() == ["7", "8", "9"]
+    assert EmbeddedSplit(rows[:2], clips("mean")).sources.tolist() == ["7", "8"]
+
+
+def test_embedding_shows_its_progress(rows, monkeypatch):
+    shown = []
+    monkeypatch.setattr(progress, "progress", lambda items, *words: shown.append(words) or items)
+    embed_split(load_embedding_model(ToneModel()), rows)
+    assert shown == [("embedding", 8, "recordings")]
 
 
 @pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])

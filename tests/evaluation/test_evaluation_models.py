@@ -70,6 +70,7 @@ def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
         lambda other: setattr(other, "caption_prefix", "This is a sound of "),
         lambda other: setattr(other, "plain_captions", True),
         lambda other: setattr(other.tokenizer, "model_max_length", 7),
+        lambda other: setattr(other, "resampling_method", "kaiser_best"),
         lambda other: other.tokenizer.add_tokens(["thunder"]),
     ):
         other = builders.bert_processor()
@@ -77,6 +78,16 @@ def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
         change(other)
         assert load_embedding_model(fresh, other).fingerprint != load_embedding_model(fresh, processor).fingerprint
     assert weights_fingerprint(fresh) != weights_fingerprint(fresh.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["supclap", "clap"])
+def test_another_processor_replaces_that_of_a_folder(tmp_path, kind):
+    model, processor = builders.save_pair(kind, tmp_path)
+    own = load_embedding_model(tmp_path, device="cpu")
+    processor.tokenizer.model_max_length = 3
+    other = load_embedding_model(tmp_path, processor, device="cpu")
+    assert other.fingerprint == load_embedding_model(model, processor).fingerprint != own.fingerprint
+    assert (other.name, load_embedding_model(tmp_path, device="cpu", name="mine").name) == (str(tmp_path), "mine")
 
 
 def test_a_clap_object_needs_its_processor():
@@ -135,8 +146,9 @@ def test_a_custom_model_that_states_or_receives_a_rate_gives_no_warning(recwarn)
 
 
 def test_custom_models_get_only_the_arguments_they_accept():
-    with pytest.warns(UserWarning, match="48000"):
+    with pytest.warns(UserWarning, match="48000") as warned:
         adapted = load_embedding_model(Plain())
+    assert warned[0].filename == __file__
     with pytest.warns(UserWarning, match=r"Plain.*1\.414"):
         assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
     assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
@@ -257,7 +269,7 @@ def test_embeddings_are_rounded_to_float32_and_may_be_none():
 
 def test_half_precision_is_normalised_without_a_warning(recwarn):
     rough = torch.nn.functional.normalize(torch.randn(50, 64), dim=-1).to(torch.bfloat16)
-    normalised = unit_norm(rough, 50)
+    normalised = unit_norm(rough.requires_grad_(), 50)
     np.testing.assert_allclose(np.linalg.norm(normalised, axis=1), 1, atol=1e-6)
     assert not recwarn.list
 

@@ -43,8 +43,11 @@ def test_templates_are_sets_or_texts():
 
 
 def test_languages_that_no_task_uses_are_named():
-    with pytest.warns(UserWarning, match=r"languages has fra, which only retrieval uses"):
-        EvaluationOptions(languages=["eng", "fra"], tasks=["zero_shot"])
+    with pytest.warns(
+        UserWarning, match=r"languages has fra, deu, which only retrieval uses.*zero_shot_languages"
+    ) as warned:
+        EvaluationOptions(languages=["eng", "fra", "deu"], tasks=["zero_shot"])
+    assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         EvaluationOptions(languages=["eng"], tasks=["zero_shot"])

@@ -216,11 +216,6 @@ def test_letters_are_not_queries_or_classes(rows):
             EvaluationOptions(template_sets=templates)
 
 
-def test_languages_that_no_task_uses_are_named():
-    with pytest.warns(UserWarning, match="fra, deu.*zero_shot_languages"):
-        EvaluationOptions(tasks=["zero_shot"], languages=["eng", "fra", "deu"])
-
-
 def test_an_empty_split_is_an_error():
     with pytest.raises(ValueError, match=r"split.*empty"):
         evaluate(ToneModel(), [], cache=EmbeddingCache(None))

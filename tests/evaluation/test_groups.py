@@ -21,9 +21,9 @@ def rows(tmp_path):
     return rows
 
 
-def run(rows, **options):
+def run(rows, tasks=("retrieval", "zero_shot"), **options):
     model = ToneModel(caption_tones(rows) | caption_tones(rows, "fra"))
-    return evaluate(model, rows, cache=EmbeddingCache(None), tasks=["retrieval", "zero_shot"], **options)
+    return evaluate(model, rows, cache=EmbeddingCache(None), tasks=tasks, **options)
 
 
 def test_each_site_is_scored_alone(rows, tmp_path):
@@ -56,8 +56,12 @@ def test_table_and_report_have_a_row_for_each_site(rows):
     page = render_report(results)
     assert "<h2>Zero-shot classification by site</h2>" in page
     assert "<h2>Retrieval by site</h2>" in page
-    (row,) = re.findall(r"<tr[^>]*><th[^>]*>south, eng, supclap; 3 clips .*?</tr>", page)
-    assert "33.3" in row
+    lines = []
+    for line in re.findall("<tr.*?</tr>", page, re.DOTALL):
+        lines.append(" ".join(re.sub("<small>.*?</small>|<[^>]*>", " ", line).split()))
+    few = "clips (fewer than 10: no interval)"
+    assert f"south, eng, supclap; 3 {few} 33.3" in lines
+    assert f"north, eng; 5 {few}{' 100.0' * 8}" in lines
     assert "by site" not in render_report(run(rows))
 
 
@@ -68,6 +72,20 @@ def test_a_language_without_captions_at_a_site_is_left_out(rows):
     groups = run(rows, group_by="site", **options).content["groups"]["scores"]
     assert set(groups["south"]["retrieval"]) == {"eng"}
     assert {"eng", "fra"} <= set(groups["north"]["retrieval"])
+
+
+def test_zero_is_a_value_and_an_empty_cell_is_none(rows):
+    for row, speaker in zip(rows, [1, 0, 0, 1, 0, None, "", None], strict=True):
+        row["speaker"] = speaker
+    groups = run(rows, ["zero_shot"], group_by="speaker").content["groups"]["scores"]
+    counts = {value: scores["zero_shot"]["eng"]["supclap"]["num_clips"] for value, scores in groups.items()}
+    assert list(counts.items()) == [("0", 3), ("1", 2), ("no value", 3)]
+
+
+def test_only_the_chosen_tasks_are_scored_by_group(rows):
+    for task in ("retrieval", "zero_shot"):
+        groups = run(rows, [task], group_by="site").content["groups"]
+        assert [set(scores) for scores in groups["scores"].values()] == [{task}, {task}]
 
 
 def test_a_column_that_rows_lack_is_named(rows):

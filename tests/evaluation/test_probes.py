@@ -101,6 +101,9 @@ def test_the_strength_is_the_best_on_held_out_recordings():
     split.train = train
     options = EvaluationOptions(intervals=Intervals(seed=3))
     truth, _, (part,), _ = probes.prepare_parts(split, options)
+    for seed, is_same in ((3, True), (4, False)):
+        _, _, (again,), _ = probes.prepare_parts(split, EvaluationOptions(intervals=Intervals(seed=seed)))
+        assert np.array_equal(again.held, part.held) == is_same
     fitted, held = (set(train.sources[clips].tolist()) for clips in (part.fitted, part.held))
     assert len(held) == 4
     assert len(fitted) == 16
@@ -122,7 +125,7 @@ def test_each_fold_is_classified_by_the_others(monkeypatch):
     split = embedded(60, 0, sources=[f"recording{number % 20}" for number in range(60)])
     folds = {row["clip_id"]: int(number % 20 < 8 or number == 15) for number, row in enumerate(split.rows)}
     options = EvaluationOptions(folds=folds)
-    scores, arrays, _ = probes.evaluate_linear_probe(split, options)
+    scores, arrays, settings = probes.evaluate_linear_probe(split, options)
     fold_of = np.array(list(folds.values()))
     expected = np.zeros(60, int)
     for fold in (0, 1):
@@ -135,6 +138,8 @@ def test_each_fold_is_classified_by_the_others(monkeypatch):
         expected[fold_of == fold] = logits.argmax(axis=1)[fold_of == fold]
     assert arrays["linear_probe/logistic_regression/predicted"].tolist() == expected.tolist()
     assert scores["linear_probe"]["logistic_regression"]["per_fold"].keys() == {"0", "1"}
+    assert len(scores["linear_probe"]["logistic_regression"]["C"]) == 2
+    assert settings["linear_probe"]["train_hash"] is None
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -169,6 +174,7 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
         assert found["value"] == pytest.approx(np.mean(values), abs=1e-3 if several else 1e-9)
         assert np.std(values) > 0
         key = f"few_shot/{shots}_per_class"
+        assert arrays[f"{key}/query_id"].tolist() == (CLASSES if several else split.ids.tolist())
         unit = "classes" if several else "clips"
         of_clips = options.intervals.draw({"mean": arrays[f"{key}/{metric}"]}, arrays[f"{key}/cluster"], unit)["mean"]
         assert (found["units"], found["unit"]) == of_clips[2:] == ((3, "classes") if several else (40, "clips"))
@@ -179,7 +185,6 @@ def test_few_shot_scores_are_means_over_draws(several, monkeypatch):
         assert (found["low"], found["high"]) == pytest.approx(tuple(expected), abs=1e-9)
         assert expected[1] - expected[0] > 1.05 * (of_clips[1] - of_clips[0])  # the draws differ, too
         assert arrays[f"few_shot/{shots}_per_class/{metric}"].mean() == pytest.approx(found["value"])
-        assert scores["few_shot"][f"{shots}_per_class"]["num_clips"] == 40
     used = {"strengths": [10.0], "held_out": probes.HELD_OUT, "shots": [1, 5], "repeats": probes.REPEATS}
     assert settings["few_shot"] == {**used, "train_hash": settings["few_shot"]["train_hash"]}
     assert settings["few_shot"]["train_hash"]
@@ -209,8 +214,18 @@ def test_a_draw_has_as_many_clips_of_each_class_and_others_each_time():
     for drawn in draws:
         assert truth[drawn].sum(axis=0).tolist() == [4, 4, 4]
     assert len(set(map(tuple, draws))) == 5
-    with pytest.warns(UserWarning, match=r"'bell'.*10.*11"):
+    with pytest.warns(UserWarning, match=r"'bell'.*10.*11") as warned:
         assert len(probes.draw_shots(truth, CLASSES, 11, np.random.default_rng(0))) == 30
+    assert warned[0].filename == __file__
+
+
+def test_a_clip_is_drawn_once_and_a_class_without_clips_not_at_all(recwarn):
+    truth = np.pad(labels_of(embedded(30, 0, several=True)), [(0, 0), (1, 0)])  # no clip has the first class
+    least = int(truth.sum(axis=0)[1:].min())
+    drawn = probes.draw_shots(truth, ["cat", *CLASSES], least, np.random.default_rng(0)).tolist()
+    assert drawn == sorted(set(drawn))
+    assert (truth[drawn].sum(axis=0)[1:] >= least).all()
+    assert not recwarn.list
 
 
 def test_probes_without_training_clips_are_an_error():

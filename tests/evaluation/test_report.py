@@ -420,6 +420,49 @@ def test_the_page_starts_with_a_summary(results):
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_each_task_has_a_table_and_a_sentence(results):
+    results.content["scores"] = {
+        "zero_shot": {"eng": {"label": {"mAP": score(0.1), "per_class": {}}}},
+        "zste": {"eng": {"1A": score(0.9), "3A": score(0.5)}, "all": {"3A": {"MRV": score(0.5)}}},
+        "linear_probe": {"logistic_regression": {"top1": score(0.8, None, 0.25), "mean_over_folds": score(0.7)}},
+        "few_shot": {
+            "1_per_class": {"top1": score(0.3, None, 0.25), "mean_per_class": score(0.35)},
+            "5_per_class": {"top1": score(0.6, (0.5, 0.65), 0.25)},
+        },
+        "audio_to_audio": {"shared_label": {"R@1": score(0.2, None, 0.1), "mAP@10": score(0.15), "num_queries": 9}},
+        "mteb": {"accuracy": {"main_score": score(0.45)}},
+        "temporal": {"eng": {"stage_a": {"single_accuracy": score(0.75)}}},
+    }
+    page = render_report(results)
+    titles = ["Zero-shot classification", "Zero-shot temporal evaluation (ZSTE)", "Linear probe", "Few-shot probe"]
+    titles += ["Audio-to-audio retrieval", "The order of sounds", "Tasks of mteb"]
+    assert [title for title in re.findall("<h2>(.*?)</h2>", page) if title in titles] == titles
+    assert lines_of(page, "ours") == [
+        ["eng, label", "10.0"],
+        ["eng", "90.0", "50.0"],
+        ["MRV over the languages", "", "0.50"],
+        ["logistic regression", "80.0", "70.0"],
+        ["1 per class", "30.0", "35.0"],
+        ["5 per class", "60.0", ""],
+        ["shared label", "20.0", "15.0"],
+        ["stage a", "75.0"],
+        ["accuracy", "45.0"],
+    ]
+    assert lines_of(page, "chance") == [["chance", "25.0", ""], ["chance", "25.0", ""], ["chance", "10.0", ""]]
+    headings = re.findall(r'<th scope="col">(.*?)</th>', page)
+    of_classes = ["top-1 accuracy", "accuracy, mean over the classes"]
+    assert [name for name in headings if name not in ("eng", "fra")] == [
+        *("mean average precision", "1A", "3A", "top-1 accuracy", "accuracy, mean over the folds", *of_classes),
+        *("R@1", "mAP@10", "accuracy, single sounds", "main score"),
+    ]
+    assert verdicts_of(results)[1:] == [
+        "A linear probe assigns clips the correct class in 80.0 % of the cases (chance 25.0 %).",
+        "Few-shot, 1 per class: clips are assigned the correct class in 30.0 % of the cases (chance 25.0 %).",
+        "Clips retrieve a clip with one of their labels at rank 1 in 20.0 % of the cases (chance 10.0 %).",
+    ]
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_the_page_names_the_resampled_units(results):
     results.scores["retrieval"]["eng"]["t2a"]["R@1"] = score(0.4, Interval(0.3, 0.5, 12, "recordings"), 0.05)
     results.scores["zero_shot"]["eng"]["supclap"]["top1"] = score(0.6, Interval(None, None, 2, "recordings"), 0.5)

@@ -25,6 +25,26 @@ def test_figures_are_drawn_from_the_numbers(results):
     assert dict(report_figures.figures(moved))["similarity"] != drawn["similarity"]
 
 
+def test_a_panel_has_the_shares_of_correct_and_wrong_pairs(results, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report_figures, "_svg", lambda figure, label: figures.append(figure) or label)
+    for number, language in enumerate(["eng", "fra", "deu"]):
+        results.arrays[f"similarity/{language}/positive"] = np.array([0.0, 0.5, 0.5 + 0.1 * number])
+        results.arrays[f"similarity/{language}/negative"] = np.array([-0.3, -0.3 + 0.1 * number])
+    label = report_figures.similarity_figure(results, ["eng", "fra", "deu"])
+    assert label == "Histograms of the cosine of correct pairs in eng, fra, deu and of wrong pairs"
+    (figure,) = figures
+    assert [axes.get_title() for axes in figure.axes] == ["eng", "fra", "deu"]
+    (legend,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert [text.get_text() for text in legend.get_texts()] == ["correct pairs", "wrong pairs"]
+    for number, axes in enumerate(figure.axes):
+        correct, wrong = (stairs.get_data() for stairs in axes.patches)
+        assert (correct.edges[0], correct.edges[-1], len(correct.edges)) == (-0.3, 0.7, 41)
+        assert sorted(correct.values)[-3:] == pytest.approx([0, 1 / 3, 2 / 3] if number == 0 else [1 / 3] * 3)
+        assert wrong.values[0] == 1, "the wrong pairs are those of the first language"
+        assert [stairs.get_fill() for stairs in axes.patches] == [True, False]
+
+
 def test_without_scikit_learn_the_page_names_the_extra(results, monkeypatch):
     monkeypatch.setattr(report_figures, "find_spec", lambda name: None)
     page = render_report(results)
@@ -78,6 +98,8 @@ def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
     results.arrays["clips/label"] = np.array(["dog", "cat", "cat"] * 2)
     drawings = dict(report_figures.figures(results))
     assert drawings["class_colors"] == "cat, dog"
+    (legend,) = [axes.get_legend() for axes in drawn[-1][0].axes]
+    assert [text.get_text() for text in legend.get_texts()] == ["cat", "dog"]
     figure, label = drawn[-1]
     assert "coloured by class: cat, dog" in label
     by_color = {tuple(points.get_facecolor()[0]): len(points.get_offsets()) for points in figure.axes[0].collections}
@@ -86,6 +108,21 @@ def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
     places = np.concatenate([points.get_offsets() for points in figure.axes[0].collections])
     assert all(len(set(column)) > 3 for column in places.T)  # not only one coordinate is drawn
     assert not np.allclose(places[:, 0], places[:, 1])
+
+
+def test_the_spaces_of_several_models_show_the_same_clips(results, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(report_figures, "_tsne", lambda embeds: shown.append(embeds) or np.arange(18.0).reshape(9, 2))
+    report_figures.save_projections({"one": results, "other": results}, tmp_path / "spaces.svg", num_clips=3)
+    assert np.array_equal(*shown)
+    clips = [
+        np.flatnonzero((results.arrays["embeddings/audio"] == embed).all(axis=1)).item() for embed in shown[0][:3]
+    ]
+    assert clips == sorted(set(clips)) != [0, 1, 2]  # at random
+    texts = [results.arrays[f"embeddings/text/{language}"][clips] for language in ("eng", "fra")]
+    assert np.array_equal(shown[0][3:], np.concatenate(texts))
+    picture = (tmp_path / "spaces.svg").read_text()
+    assert [picture.count(f"<!-- {text} -->") for text in ("one", "other", "audio", "eng", "fra")] == [1] * 5
 
 
 def test_the_spaces_of_several_models_are_one_picture(results, tmp_path):

@@ -27,10 +27,10 @@ B = [1, 1, 0, 1, 1, 0, 1, 1, 0, 0] * 4
 
 def test_results_are_loaded_unchanged_and_written_reproducibly(tmp_path):
     for name in ("one", "two"):
-        assert results(A).save(tmp_path / name) == tmp_path / name / "results.json"
+        assert results(A).save(str(tmp_path / name)) == tmp_path / name / "results.json"
     for file in ("results.json", "outcomes.npz"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-    for path in (tmp_path / "one", tmp_path / "one" / "results.json"):
+    for path in (tmp_path / "one", str(tmp_path / "one"), tmp_path / "one" / "results.json"):
         loaded = Results.load(path)
         assert loaded.content == results(A).content
         assert loaded.arrays.keys() == results(A).arrays.keys()

@@ -52,8 +52,9 @@ def test_folders_named_seed_belong_to_the_folder_above(tmp_path):
     for loss, seed in (("InfoNCE", 0), ("InfoNCE", 1), ("SVR", 0)):
         results(10).save(tmp_path / loss / f"seed{seed}")
     (tmp_path / "SVR" / "seed1").mkdir()
-    with pytest.warns(UserWarning, match="seed1 contains no results.json"):
+    with pytest.warns(UserWarning, match="seed1 contains no results.json") as warned:
         loaded = evaluation.load_results(f"{tmp_path}/*/seed*")
+    assert warned[0].filename == __file__
     assert {name: len(runs) for name, runs in loaded.items()} == {"InfoNCE": 2, "SVR": 1}
     with pytest.raises(FileNotFoundError, match="sede"):
         evaluation.load_results(tmp_path / "sede*")
@@ -88,6 +89,29 @@ def test_a_run_without_a_number_has_seed_zero(tmp_path):
     results(20, name="mine").save(tmp_path / "mine-seed1")
     (runs,) = evaluation.load_results(tmp_path / "*").values()
     assert [run.seed for run in runs] == [0, 1]
+
+
+def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for folder in ("a/x", "b/y"):
+        results(8, name="outputs/mine").save(tmp_path / folder)
+    assert list(evaluation.load_results(tmp_path / "*" / "*")) == ["mine", str(tmp_path / "b" / "y")]
+
+    for folder, loss, config, data in (
+        ("c/svr-seed0", "svr", {}, None),
+        ("c/svr-seed1", "svr", {}, None),
+        ("d/svr-seed1", "infonce", {}, None),
+        ("e/svr-seed1", "svr", {"language": "fra"}, None),
+        ("f/svr-seed1", "svr", {}, {"train": "other"}),
+    ):
+        of_run = results(8, dataset_config=config)
+        of_run.content |= {"training": {"arguments": {"loss": loss}}, "data": data}
+        of_run.save(tmp_path / folder)
+    loaded = evaluation.load_results(tmp_path / "[c-f]" / "*")
+    others = [str(tmp_path / folder / "svr-seed1") for folder in ("d", "e", "f")]
+    assert {name: [run.seed for run in runs] for name, runs in loaded.items()} == {
+        "svr": [0, 1],
+        **{folder: [1] for folder in others},
+    }
 
 
 def test_each_dataset_has_its_own_tables(tmp_path):

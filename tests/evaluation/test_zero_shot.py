@@ -59,10 +59,13 @@ def test_wrong_answers_are_counted_by_class_and_fold(tmp_path, two_units_suffice
 
 
 def test_more_classes_than_the_split_has(split):
-    classes = ["tone_3", "tone_0", "tone_1", "tone_2", "tone_7"]
-    metrics = classify(split, classes=classes)[0]["zero_shot"]["eng"]["supclap"]
+    classes = ["tone_3", "tone_0", "tone_1", "tone_2", "tone_7", "tone_6"]
+    scores, _, protocol = classify(split, classes=classes)
+    metrics = scores["zero_shot"]["eng"]["supclap"]
+    assert protocol["zero_shot"]["classes"] == classes
     # tone_7 is a tone of class tone_3, so that one of its two clips has a tie, which is wrong.
-    assert metrics["top1"]["chance"] == pytest.approx(1 / 5)
+    assert (metrics["top1"]["chance"], metrics["top5"]["chance"]) == pytest.approx((1 / 6, 5 / 6))
+    assert metrics["mean_per_class"]["chance"] == metrics["top1"]["chance"]
     assert set(metrics["per_class"]) == set(classes[:4])
 
 
