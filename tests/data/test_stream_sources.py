@@ -185,8 +185,11 @@ def test_samples_of_a_tar_may_have_dots_and_any_audio_suffix(tmp_path, caplog):
     assert [row["audio_path"] for row in rows_of_tar(tmp_path)] == [*names[:1], "track 2.0.flac", *names[2:]]
     assert ["1 of 6 rows" in message and "train/odd" in message for message in caplog.messages] == [True]
     assert len(rows_of_tar(tmp_path, audio_suffix="Sound")) == 6
-    write_tar(tmp_path / "train.tar", [("a.take.wav", b"1"), ("a.txt", b"rain")])
-    assert [row["clip_id"] for row in rows_of_tar(tmp_path, audio_suffix="take.wav")] == ["train/a"]
+    members = [("v1.0/a.take.wav", b"1"), ("v1.0/a.txt", b"rain"), ("v1.0/a.seg.npy", b"belongs to a")]
+    write_tar(tmp_path / "train.tar", members)
+    caplog.clear()
+    assert [row["clip_id"] for row in rows_of_tar(tmp_path, audio_suffix="take.wav")] == ["train/v1.0/a"]
+    assert caplog.messages == []
 
 
 def test_texts_of_a_tar_have_their_language_and_their_times_are_those_of_another_recording(tmp_path):
