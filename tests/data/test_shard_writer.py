@@ -119,9 +119,9 @@ class TestShards:
     def test_a_row_that_reaches_a_limit_exactly_is_within_it(self, tmp_path, monkeypatch):
         size = payload_bytes(self.row(0))
         monkeypatch.setattr(shard_writer, "ROW_GROUP_BYTES", 2 * size)
-        records = ShardWriter(str(tmp_path), "train", TYPES, 5 * size).write(self.entries(0, 7))
-        assert [(record["row_groups"], record["payload_bytes"]) for record in records] == [
-            ([2, 2, 1], 5 * size), ([2], 2 * size)
+        records = ShardWriter(str(tmp_path), "train", TYPES, 5 * size).write(self.entries(0, 8, bad=(5,)))
+        assert [(record["row_groups"], record["payload_bytes"], len(record["notes"])) for record in records] == [
+            ([2, 2, 1], 5 * size, 6), ([2], 2 * size, 2)
         ]  # fmt: skip
         monkeypatch.setattr(shard_writer, "ROW_GROUP_BYTES", size - 1)
         (record,) = ShardWriter(tmp_path, "test", TYPES, 3 * size).write(self.entries(0, 3, bad=(0,)))
