@@ -48,7 +48,8 @@ def make_manifest(
     splits: dict[str, Any] = {}
     bad: dict[str, list[Mapping[str, Any]]] = {}
     # one hash of the paths and hashes of all recordings
-    audio, digest = Counter(files=0, bytes=0), hashlib.sha256()
+    audio: Counter[str] = Counter()
+    digest = hashlib.sha256()
     licenses: Counter[str] = Counter()
     for split, of_split in notes.items():
         bad[split] = []

@@ -149,7 +149,7 @@ class PreparedSet:
         note = Path(self.base, ROOT_NOTE)
         if not folders and note.is_file():
             root = read_json(note)
-            folders = [os.path.normpath(os.path.join(self.base, root["relative"] or ".")), root["absolute"] or ""]
+            folders = [os.path.normpath(os.path.join(self.base, root["relative"])), root["absolute"]]
 
         example = self.manifest["audio_example"]
         for folder in folders:

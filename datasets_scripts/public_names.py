@@ -34,7 +34,7 @@ def public_name(name: str | os.PathLike[str]) -> str:
         return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
     path = os.path.expanduser(text)
     leads_out = os.path.normpath(path).split(os.sep)[0] in (os.pardir, os.curdir)
-    if not text or not (os.path.isabs(path) or leads_out or text.startswith(("~", "./", "../", "..\\"))):
+    if not text or not (os.path.isabs(path) or leads_out or text.startswith(("~", "./"))):
         return text
     path = os.path.abspath(path)
     return "~" if path == os.path.expanduser("~") else os.path.basename(path)

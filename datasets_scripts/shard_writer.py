@@ -50,7 +50,7 @@ def pack(
             columns = {"samples": samples.tobytes(), "sampling_rate_hz": stored_hz}
         else:
             encoded = io.BytesIO()
-            soundfile.write(encoded, samples, stored_hz, format="FLAC", subtype="PCM_16")
+            soundfile.write(encoded, samples, stored_hz, format="FLAC")
             columns = {"audio": {"bytes": encoded.getvalue(), "path": file_name.with_suffix(".flac").name}}
 
     source_bytes, digest = measure_content(source, name)
@@ -151,14 +151,14 @@ class ShardWriter:
         # No compression, because the audio is already compressed or faster to read without it, and the text is small.
         # Without compression the bytes of a shard depend only on the rows.
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-        with parquet_writer(path, self.schema, one_writer=True, version="2.6", **options) as parquet:
+        with parquet_writer(path, self.schema, one_writer=True, **options) as parquet:
 
             def flush() -> None:
                 if group:
                     table = pyarrow.Table.from_pylist(group, self.schema)
                     groups.append(len(group))
                     group.clear()  # frees memory before writing; the table contains a copy
-                    parquet.write_table(table, row_group_size=len(table))
+                    parquet.write_table(table)
                     del table
                     pyarrow.default_memory_pool().release_unused()
 
@@ -204,7 +204,7 @@ def payload_bytes(value: Any) -> int:
     """
     if isinstance(value, Mapping):
         return sum(map(payload_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return sum(map(payload_bytes, value))
     if isinstance(value, (str, bytes)):
         return len(value)

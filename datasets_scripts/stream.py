@@ -208,7 +208,7 @@ class EpochReader:
                 sizes = [group.rows for group in groups]
                 groups = _repeat(groups, draw_copies(np.multiply(sizes, stream._counts), stream.num_rows, random))
             shuffled = [groups[number] for number in random.permutation(len(groups))]
-            self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
+            self.shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(SHUFFLE_SHARDS)]
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
         self._starts: list[list[int]] = []  # for each shard, the number of rows before each of its row groups
         for shard in self.shards:
@@ -267,7 +267,7 @@ def _repeat(groups: Sequence[RowGroup], num_rows: np.ndarray) -> list[RowGroup]:
     """Repeat each row group until it has the given number of rows; its last copy may have fewer rows."""
     copies = []
     for group, total in zip(groups, num_rows.tolist(), strict=True):
-        for repetition, first in enumerate(range(0, total, max(1, group.rows))):
+        for repetition, first in enumerate(range(0, total, group.rows)):
             rows = min(group.rows, total - first)
             copies.append(group._replace(rows=rows, repetition=repetition, of_rows=group.rows))
     return copies

@@ -340,7 +340,7 @@ def _split_name(name: str, suffixes: Sequence[str]) -> tuple[str, str]:
     A name with another suffix is split at its first dot, as in WebDataset: "a.seg.npy" belongs to the sample "a".
     """
     folder, slash, file = name.rpartition("/")
-    known = [suffix for suffix in suffixes if file.lower().endswith(suffix) and len(file) > len(suffix)]
+    known = [suffix for suffix in suffixes if file.lower().endswith(suffix)]
     stem = file[: -max(map(len, known))] if known else file.partition(".")[0]
     return folder + slash + stem, file[len(stem) :].lower()
 

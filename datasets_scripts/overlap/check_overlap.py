@@ -263,7 +263,7 @@ def _fingerprint_all(name: str, cache_dir: str | None, workers: int, quiet: bool
         needed = needed.select([number for number in range(len(rows)) if number not in of_set.originals])
         computed = map_in_order(_fingerprint, needed, workers)
         of_set.prints.extend(progress(computed, f"{name} {split}".rstrip(), len(needed), "clips", quiet))
-    for number in sorted(of_set.originals):
+    for number in of_set.originals:
         of_set.prints.insert(number, None)
     return of_set
 

@@ -97,7 +97,7 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     lengths = np.append(np.full(num_whole, frame), len(rest))
 
     threshold = energies.sum() / len(waveform) * 10 ** (GATE_DB / 10)
-    is_active = (energies >= lengths * threshold) & (lengths > 0)
+    is_active = energies >= lengths * threshold
     return math.sqrt(energies[is_active].sum() / lengths[is_active].sum())
 
 
@@ -113,4 +113,4 @@ def _check_clip(waveform: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
         raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")
     if not sampling_rate_hz > 0:
         raise ValueError(f"sampling_rate_hz is {sampling_rate_hz}; give a positive number")
-    return waveform.astype(np.float32, copy=False)
+    return waveform.astype(np.float32)

@@ -190,7 +190,7 @@ def _add_wrong_candidates(
 
     First add candidates with one class in the clip and one absent class, then candidates with two absent classes.
     """
-    sentences = sorted(set(map(itemgetter(0), candidates)))
+    sentences = set(map(itemgetter(0), candidates))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:
         raise ValueError(
@@ -200,7 +200,7 @@ def _add_wrong_candidates(
     absent = set(labels) - set(present)
     one_present = [*itertools.product(present, absent), *itertools.product(absent, present)]
     extended = list(candidates)
-    for kind, pairs in (("one", one_present), ("none", list(itertools.permutations(absent, 2)))):
+    for kind, pairs in (("one", one_present), ("none", itertools.permutations(absent, 2))):
         if len(extended) < num_candidates:
             others = []
             for sentence, pair in itertools.product(sentences, pairs):

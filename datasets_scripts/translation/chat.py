@@ -77,9 +77,7 @@ class ChatTranslator:
             api_key=api_key or "none",
             timeout=120.0,
             max_retries=retries,
-            http_client=openai.DefaultHttpxClient(
-                follow_redirects=False, event_hooks={"request": [before_sending], "response": []}
-            ),
+            http_client=openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"request": [before_sending]}),
         )
 
     def check(self, source: str, target: str) -> None:
@@ -140,7 +138,7 @@ def read_answer(body: bytes, count: int) -> list[str]:
         content = str(choice["message"]["content"]).rpartition("</think>")[2]  # skip a reasoning trace
         answer = json.loads(content[content.index("{") : content.rindex("}") + 1])
         texts = [answer.pop(str(number)) for number in range(1, count + 1)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise UnusableAnswer(f"{type(error).__name__} in {body[:200]!r}") from error
 
     if choice.get("finish_reason") == "length":

@@ -65,7 +65,6 @@ class FinishedBatches:
         self.answers: Answers = {}
         self._lock = Lock()
 
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
             file.seek(0)
             content = file.read()
@@ -93,7 +92,7 @@ class FinishedBatches:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         with self.path.open("ab") as file:
-            file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -172,7 +172,7 @@ class _Join:
                 captions_of[name].append(self.captions(clip_id, texts, errors, gaps))
 
         unknown = sorted(self.lines.keys() - known)
-        normal = {normalize("NFC", clip_id) for clip_id in known} if unknown else set()
+        normal = {normalize("NFC", clip_id) for clip_id in known}
         for clip_id in unknown:
             alike = " (exists in another Unicode normal form)" if normalize("NFC", clip_id) in normal else ""
             gaps["clips of the file are not in the dataset"].append(f"{clip_id!r}{alike}")

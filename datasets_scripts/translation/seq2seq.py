@@ -109,11 +109,8 @@ class Seq2SeqTranslator:
         name = self._model_name(source, target)
         if self._loaded is None or self._loaded[0] != name:
             self._loaded = None
-            model = (
-                AutoModelForSeq2SeqLM.from_pretrained(name, dtype=self.dtype, trust_remote_code=False)
-                .to(self.device)
-                .eval()
-            )
+            model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=self.dtype, trust_remote_code=False)
+            model = model.to(self.device)
             model.generation_config.max_length = None  # each batch sets max_new_tokens
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
             self._loaded = name, tokenizer, model, tokenizer.get_vocab()

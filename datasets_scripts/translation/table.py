@@ -58,7 +58,7 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
     if not paths:
         raise ValueError("path is empty; give at least one Parquet file of translations")
 
-    table = pa.concat_tables(map(_read_file, map(Path, paths))).combine_chunks()
+    table = pa.concat_tables(map(_read_file, map(Path, paths)))
     named = ", ".join(map(str, paths))
     _check(table, named)
 

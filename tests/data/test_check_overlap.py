@@ -61,6 +61,7 @@ def test_a_copy_under_another_source_is_found(folder):
     assert copy["second"] == {"split": "train", "clip_id": "2-21", "source": "freesound:121"}
     assert not copy["same_source"]
     assert copy["offset_seconds"] == pytest.approx(6_000 / RATE_HZ, abs=0.06)
+    assert copy["score"] == round(copy["score"], 4)
     assert [[clip["clip_id"] for clip in clips] for clips in report["not_compared"]] == [[], ["3-22"]]
 
 
@@ -157,6 +158,8 @@ def test_the_name_of_a_set_may_contain_a_colon(folder, tmp_path, capsys):
     report = compare(str(tmp_path / "at 10:30"), f"{folder / 'third'}:train", cache_dir=str(folder / "cache"))
     assert [each["clips"] for each in report["sets"]] == [12, 9]
     assert len(report["copies"]) == 3
+    report = compare(f"{tmp_path / 'at 10:30'}:test", str(folder / "third"), cache_dir=str(folder / "cache"))
+    assert [each["clips"] for each in report["sets"]] == [3, 12]
     for name in ("C:/sets/a", r"C:\sets\a"):
         assert main([str(folder / "first"), name, "--quiet"]) == 2
         assert name in capsys.readouterr().err
@@ -233,12 +236,13 @@ COPIES = [
 ]
 
 
-def test_copies_within_a_folder_are_found_once(library, tmp_path):
-    report = find_copies(str(library), cache_dir=str(tmp_path))
+def test_copies_within_a_folder_are_found_once(library, tmp_path, monkeypatch):
+    monkeypatch.chdir(library.parent)
+    report = find_copies("sounds", cache_dir=str(tmp_path))
     assert pairs_of(report) == COPIES
     (near,) = [pair for pair in report["copies"] if not pair["same_file"]]
     assert near["offset_seconds"] == pytest.approx(8_000 / RATE_HZ, abs=0.06)
-    assert report["sets"] == [{"name": str(library), "clips": 15}]
+    assert report["sets"] == [{"name": "sounds", "clips": 15}]
     assert {clip["clip_id"] for clip in report["not_compared"][0]} == {"broken.wav", "click.wav", "tick.wav"}
 
 

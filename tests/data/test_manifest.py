@@ -2,6 +2,7 @@
 
 import hashlib
 from importlib.metadata import version
+from pathlib import Path
 
 import datasets
 import pytest
@@ -22,7 +23,7 @@ NOTES = {
     "train": [
         {**NOTE, "audio_path": "a.wav", "captions": {"eng": 2, "fra": 1}},
         {"clip_id": "b", "audio_path": "b.wav", "reason": "b.wav is silent"},
-        {**NOTE, "audio_path": "c.wav", "captions": {"eng": 1}, "license": "CC BY 3.0"},
+        {**NOTE, "audio_path": "c.wav", "captions": {"eng": 1}, "license": "CC_BY 3.0", "seconds": 1800.0000004},
     ],
     "test": [{**NOTE, "audio_path": "d.wav", "captions": {"fra": 4}}],
 }
@@ -30,9 +31,12 @@ SHARD = {"file": "data/x.parquet", "rows": 1, "bytes": 100, "payload_bytes": 80,
 
 
 @pytest.fixture
-def manifest(tmp_path):
+def manifest(tmp_path, monkeypatch):
     (tmp_path / "source" / "out").mkdir(parents=True)
     source = tmp_path / "source"
+    (tmp_path / "home").symlink_to(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
     for name in (".hidden", "more.tsv"):
         (source / name).mkdir()
     for name in (".hidden/captions.csv", ".captions.csv", "captions.csv", "Notes.TXT", "more.tsv/a.json", "a.wav"):
@@ -41,15 +45,16 @@ def manifest(tmp_path):
     request = {"dataset": "clotho", "options": {"data_dir": "source"}, "storage": "int16"}
     report = {"missing": ["z.wav", "y.wav"], "left_out": {"without captions": ["g", "f"], "duplicate": ["e"]}}
     shards = {"train": [SHARD, SHARD], "test": [SHARD]}
-    return make_manifest(request, features(["eng", "fra", "deu"]), NOTES, shards, report, str(source), source / "out")
+    types = features(["eng", "fra", "deu"])
+    return make_manifest(request, types, NOTES, shards, report, "~/source", Path("source", "out"))
 
 
 def test_sums(manifest):
     train = manifest["splits"]["train"]
     assert (train["clips"], train["seconds"], train["captions"]) == (2, 3600.0, {"eng": 3, "fra": 1})
-    assert manifest["licenses"] == {"CC BY 3.0": 1, "ask the author": 2}
+    assert manifest["licenses"] == {"CC_BY 3.0": 1, "ask the author": 2}
     assert manifest["bad_audio"] == {"train": [NOTES["train"][1]], "test": []}
-    assert list(manifest["licenses"]) == ["CC BY 3.0", "ask the author"]
+    assert list(manifest["licenses"]) == ["CC_BY 3.0", "ask the author"]
     assert manifest["missing"] == ["y.wav", "z.wav"]
     assert list(manifest["left_out"].items()) == [("duplicate", ["e"]), ("without captions", ["g", "f"])]
     assert manifest["splits"]["train"]["shards"] == [SHARD, SHARD]
@@ -113,9 +118,11 @@ def test_a_missing_license_is_not_shown_as_blank(manifest, tmp_path):
     assert card.data.license == "other"
 
 
-def test_a_license_stays_on_its_line(manifest, tmp_path):
-    write_card(tmp_path / "README.md", {**manifest, "licenses": {"CC BY\n# <b>Free": 3}})
-    assert r"- CC BY \# &lt;b&gt;Free: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
+def test_names_stay_on_their_lines(manifest, tmp_path):
+    write_card(tmp_path / "README.md", {**manifest, "dataset": "my_*set*", "licenses": {"CC BY\n# <b>Free": 3}})
+    text = DatasetCard.load(tmp_path / "README.md").text
+    assert r"- CC BY \# &lt;b&gt;Free: 3 clips" in text
+    assert "# my_\\*set\\*, prepared\n" in text
 
 
 def test_versions_contain_installed_decoders_only():

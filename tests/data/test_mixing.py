@@ -27,6 +27,8 @@ def test_loudness_is_matched_in_a_concatenation_if_requested():
     assert strength_db(apart[:RATE_HZ], 500) - strength_db(apart[RATE_HZ:], 2000) == pytest.approx(40, abs=0.01)
     matched = compose("forward", [loud, quiet], RATE_HZ, RenderOptions(match_loudness=True))
     assert strength_db(matched[:RATE_HZ], 500) == pytest.approx(strength_db(matched[RATE_HZ:], 2000), abs=0.01)
+    alone = compose("single", [quiet], RATE_HZ, RenderOptions(match_loudness=True))
+    np.testing.assert_array_equal(alone, quiet.astype(np.float32))
 
 
 @pytest.mark.parametrize("quiet_db", [0, -20, -60])

@@ -98,7 +98,11 @@ def test_shards_are_named_as_the_hub_does_and_hashed(whole):
     names = [shard["file"] for about in manifest["splits"].values() for shard in about["shards"]]
     assert sorted(names) == sorted(f"data/{path.name}" for path in (out / "data").iterdir())
     assert len(manifest["splits"]["train"]["shards"]) > 1
-    assert all(re.fullmatch(r"data/(train|validation|test)-\d{5}-of-\d{5}\.parquet", name) for name in names)
+    expected = []
+    for split, about in manifest["splits"].items():
+        count = len(about["shards"])
+        expected += [f"data/{split}-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
+    assert names == expected
     for about in manifest["splits"].values():
         for shard in about["shards"]:
             content = (out / shard["file"]).read_bytes()
@@ -109,7 +113,7 @@ def test_shards_are_named_as_the_hub_does_and_hashed(whole):
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, workers, monkeypatch):
     monkeypatch.chdir(folder.parent.parent)
-    request = request_for(folder, data_dir=str(folder.relative_to(folder.parent.parent)))
+    request = request_for(folder, data_dir=folder.relative_to(folder.parent.parent))
     request = replace(request, options=dict(reversed(request.options.items())))
     entries = Mock(wraps=make_entries)
     monkeypatch.setattr(prepare, "make_entries", entries)
@@ -186,10 +190,15 @@ def test_overwrite_reads_the_same_set_again_and_replaces_shards(whole, folder, c
 def test_another_set_is_replaced_only_with_overwrite(folder, cache, tmp_path):
     out = tmp_path / "out"
     run(request_for(folder), out, cache_dir=cache, quiet=True)
-    with pytest.raises(FileExistsError, match=r"\bout\b"):
-        run(request_for(folder, "reference"), out, cache_dir=cache, quiet=True)
+    for message in (
+        r"\bout contains another prepared set with different storage;",
+        r"\bout contains another prepared set;",
+    ):
+        with pytest.raises(FileExistsError, match=message):
+            run(request_for(folder, "reference"), out, cache_dir=cache, quiet=True)
+        shutil.rmtree(out / ".prepare", ignore_errors=True)  # as in a set from the Hub
     manifest = run(request_for(folder, "reference"), out, overwrite=True, cache_dir=cache, quiet=True)
-    assert manifest["storage"] == "reference"
+    assert (manifest["storage"], manifest["audio_example"]) == ("reference", "audio/1-0.wav")
     assert len(list((out / "data").iterdir())) == sum(len(about["shards"]) for about in manifest["splits"].values())
 
 
@@ -204,8 +213,10 @@ def test_a_folder_of_something_else_is_not_touched(folder, cache, tmp_path):
 def test_a_changed_recording_makes_another_set(cache, tmp_path):
     folder = make_folder(tmp_path / "ESC", clips=12)
     run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
-    soundfile.write(folder / "audio" / "1-0.wav", np.full(4000, 0.1), 22_050)
-    with pytest.raises(FileExistsError, match=r"\bout\b"):
+    size = (folder / "audio" / "1-0.wav").stat().st_size
+    soundfile.write(folder / "audio" / "1-0.wav", sound(99), 22_050)
+    assert (folder / "audio" / "1-0.wav").stat().st_size == size
+    with pytest.raises(FileExistsError, match=r"\bout\b.*different recordings;"):
         run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
 
 
@@ -331,7 +342,7 @@ def test_a_split_of_bad_recordings_is_refused(cache, tmp_path):
     folder = make_folder(tmp_path / "ESC", clips=12)
     for path in (folder / "audio").glob("4-*"):
         soundfile.write(path, np.zeros(1000), 22_050)
-    with pytest.raises(ValueError, match=r"'test'.*audio/4-"):
+    with pytest.raises(ValueError, match=r"^all 3 recordings of 'test' are bad; the first: audio/4-3\.wav "):
         run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
 
 
@@ -466,8 +477,9 @@ class TestMachines:
         before = files_of(whole[0])
         with pytest.raises(FileExistsError, match="recordings, shards"):
             write_shard(request_for(folder), whole[0], Shard(0, 2), cache_dir=cache, quiet=True)
-        with pytest.raises(FileNotFoundError, match="no shards"):
-            finish(request_for(folder), whole[0], cache)
+        for out in (whole[0], tmp_path / "none"):
+            with pytest.raises(FileNotFoundError, match="no shards"):
+                finish(request_for(folder), out, cache)
         assert files_of(whole[0]) == before
         (tmp_path / "thesis.tex").write_text("chapter 1")
         with pytest.raises(FileExistsError, match="not a prepared set"):
@@ -496,6 +508,7 @@ class TestMachines:
         assert [entry.note["audio_path"] for entry in entries] == [
             f"audio/{clip_id}.wav" for clip_id in rows["clip_id"]
         ]
+        assert entries[0].row.keys() == {*rows.column_names, "samples", "sampling_rate_hz"}
         parts = [rows.select(range(4, len(rows))), rows.select(range(4))]
         assert [entry for part in parts for entry in make_entries(part, "int16", str(folder))] == [
             *entries[4:],
@@ -522,13 +535,16 @@ class TestCommandLine:
         ("words", "message"),
         [
             (["nonsense", "--out", "x"], "invalid choice: 'nonsense' (choose from"),
+            ([], "the following arguments are required: DATASET"),
             (["esc50", "--out", "x", "--test_fld=4"], "unrecognized arguments: --test_fld=4"),
+            (["esc50", "--out", "x", "--test_fol=4"], "unrecognized arguments: --test_fol=4"),
             (["synthetic", "--out", "x", "--data_dir", "d"], "unrecognized arguments: --data_dir d"),
             (["esc50"], "--out is required"),
             (["esc50", "--out", "x", "--shard_size", "big"], "value: 'big'"),
             (["esc50", "--out", "x", "--shard", "0/2", "--finish"], "--finish"),
-            (["esc50", "--out", "x", "--shard", "0/2", "--push_to_hub", "a/b"], "--push_to_hub"),
-            (["esc50", "--out", "x", "--finish", "--overwrite"], "--overwrite"),
+            (["esc50", "--out", "x", "--shard", "0/2", "--overwrite"], "--overwrite is not for a shard"),
+            (["esc50", "--out", "x", "--shard", "0/2", "--push_to_hub", "a/b"], "--push_to_hub is not for a shard"),
+            (["esc50", "--out", "x", "--finish", "--overwrite"], "--finish does not write the shards"),
         ],
     )
     def test_invalid_arguments_print_one_line(self, words, message, capsys):
@@ -548,7 +564,9 @@ class TestCommandLine:
 
     def test_shards_and_finish(self, folder, cache, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-        words = self.words(folder, tmp_path / "out", cache, "--workers", "1", "--storage", "reference")
+        words = self.words(
+            folder, tmp_path / "out", str(tmp_path / "rows"), "--workers", "1", "--storage", "reference"
+        )
         for number in (1, 0):
             main([*words, "--shard", f"{number}/2"])
         out, err = capsys.readouterr()
@@ -561,6 +579,7 @@ class TestCommandLine:
         for finished in (["--finish"], ["--finish", "true"]):
             main([*words, *finished])
             assert re.search(r"^train\s+13\s", capsys.readouterr().out, re.MULTILINE)
+        assert any((tmp_path / "rows").iterdir())
         rows = load_splits("prepared", cache, data_dir=str(tmp_path / "out"))["train"]
         assert read_row(rows[0], 16_000).any()
 
@@ -570,6 +589,7 @@ class TestCommandLine:
         out = capsys.readouterr().out
         assert "--test_fold" in out
         assert "--storage" in out
+        assert "\n    supclap prepare esc50 --help " in out  # an example has its own line
 
 
 class DatasetHub(FakeHub):
@@ -678,6 +698,11 @@ def test_a_channel_of_parts_of_recordings_is_prepared(tmp_path):
         rows = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / storage))["train"]
         for row, start, end in zip(rows, (0, 16_000), (16_000, 48_000), strict=True):
             np.testing.assert_allclose(read_row(row, 16_000), right[start:end], atol=1e-4)
+    (tmp_path / "data" / "metadata.csv").write_text("file_name,caption,start_seconds,end_seconds\nlong.wav,a,,\n")
+    request = Request("audio_folder", {**options, "channel": 1})
+    run(request, tmp_path / "original", cache_dir=str(tmp_path / "cache"), quiet=True)
+    rows = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / "original"))["train"]
+    np.testing.assert_allclose(read_row(rows[0], 16_000), right, atol=1e-4)
     request = Request("audio_folder", {**options, "channel": 2}, "int16", on_bad_audio="skip")
     with pytest.raises(ValueError, match=r"no channel 2|no clips|unusable"):
         run(request, tmp_path / "none", cache_dir=str(tmp_path / "cache"), quiet=True)
@@ -687,7 +712,8 @@ def test_parts_of_recordings_are_prepared_as_clips(tmp_path):
     ramp = np.linspace(0.1, 0.9, 3 * 16_000)
     (tmp_path / "data").mkdir()
     soundfile.write(tmp_path / "data" / "long.wav", ramp, 16_000)
-    table = "file_name,caption,start_seconds,end_seconds\nlong.wav,a,0,1\nlong.wav,b,1,3\n"
+    soundfile.write(tmp_path / "data" / "a.wav", ramp[::-1], 16_000)
+    table = "file_name,caption,start_seconds,end_seconds\nlong.wav,a,0,1\nlong.wav,b,1,3\na.wav,c,,\n"
     (tmp_path / "data" / "metadata.csv").write_text(table)
     options = {"data_dir": str(tmp_path / "data"), "languages": ["eng"], "validation_fraction": 0, "test_fraction": 0}
     with pytest.raises(ValueError, match=r"'original'.*int16"):
@@ -695,7 +721,8 @@ def test_parts_of_recordings_are_prepared_as_clips(tmp_path):
     for storage in ("int16", "flac16k", "reference"):
         out = tmp_path / storage
         manifest = run(Request("audio_folder", options, storage), out, cache_dir=str(tmp_path / "cache"), quiet=True)
-        assert manifest["splits"]["train"]["seconds"] == 3
+        assert manifest["splits"]["train"]["seconds"] == 6
         rows = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(out))["train"]
-        for row, start, end in zip(rows, (0, 16_000), (16_000, 48_000), strict=True):
-            np.testing.assert_allclose(read_row(row, 16_000), ramp[start:end], atol=1e-4)
+        clips = {row["captions"]["eng"][0]: read_row(row, 16_000) for row in rows}
+        for caption, expected in (("a", ramp[:16_000]), ("b", ramp[16_000:]), ("c", ramp[::-1])):
+            np.testing.assert_allclose(clips[caption], expected, atol=1e-4)

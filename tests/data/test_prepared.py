@@ -1,5 +1,7 @@
 """Prepared sets as rows: collators, TeminAL and streaming accept them, and errors name the damage."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -9,7 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from prepared_sets import make_folder
 
 from modeling_supclap.datasets_scripts import load_splits, shard_writer
@@ -112,9 +114,9 @@ def test_embedded_files_decode(folder):
 def test_the_report_includes_clips_excluded_by_the_builder(folder):
     builder = Prepared(cache_dir=str(folder / "cache"), data_dir=str(folder / "int16"))
     lacking = {"left_out": {"bad audio": ["a"], "duplicate": ["b"]}, "bad_audio": {"test": [{"clip_id": "c"}]}}
-    builder.config.prepared.manifest.update(lacking)
+    builder.config.prepared.manifest.update({**lacking, "missing": ["z.wav"]})
     for _ in range(2):
-        assert builder.report()["left_out"] == {"bad audio": ["a", "c"], "duplicate": ["b"]}
+        assert builder.report() == {"left_out": {"bad audio": ["a", "c"], "duplicate": ["b"]}, "missing": ["z.wav"]}
 
 
 def test_a_walk_through_the_rows_need_not_touch_the_audio(folder):
@@ -161,8 +163,11 @@ class TestMoving:
         shutil.copytree(folder / "ESC", tmp_path / "recordings")
         (row, *_) = load(folder, "reference", audio_dir=str(tmp_path / "recordings"))["test"]
         assert row["audio_path"].startswith(str(tmp_path / "recordings"))
-        with pytest.raises(FileNotFoundError, match="audio_dir"):
+        with pytest.raises(FileNotFoundError, match=r"audio/1-0\.wav .*nowhere'\]; set audio_dir"):
             load(folder, "reference", audio_dir=str(tmp_path / "nowhere"))
+        shutil.copytree(folder / "reference", tmp_path / "from the Hub", ignore=shutil.ignore_patterns(".prepare"))
+        with pytest.raises(FileNotFoundError, match=r"none of \[\]; set audio_dir"):
+            load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / "from the Hub"))
 
 
 class TestDamage:
@@ -202,11 +207,26 @@ class TestDamage:
         with pytest.raises((ValueError, OSError), match=f"{path.name}.*CRC"):
             read()
 
-    def test_a_manifest_without_a_key_is_named(self, broken):
+    def test_a_manifest_without_keys_names_them(self, broken):
         path = broken / "manifest.json"
-        path.write_bytes(path.read_bytes().replace(b'"splits"', b'"splitr"', 1))
-        with pytest.raises(ValueError, match=r"manifest\.json.*splits"):
+        whole, names = json.loads(path.read_bytes()), "bad_audio dataset features left_out missing splits storage"
+        for name in names.split():
+            path.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
+            with pytest.raises(ValueError, match=rf"manifest\.json of .*set lacks \['{name}'\];"):
+                self.load(broken)
+        path.write_text('{"format": 2}')
+        with pytest.raises(ValueError, match=re.escape(str(names.split()))):
             self.load(broken)
+
+    def test_a_set_that_was_prepared_again_is_not_read_from_the_cache(self, folder, broken):
+        before = self.load(broken)["train"]
+        shutil.rmtree(broken)
+        shutil.copytree(folder / "flac16k", broken)
+        after = self.load(broken)["train"]
+        assert (set(after.column_names), "samples" in before.column_names) == (
+            {*before.column_names, "audio"} - {"samples", "sampling_rate_hz"},
+            True,
+        )
 
     def test_no_manifest(self, broken):
         (broken / "manifest.json").unlink()
@@ -214,10 +234,10 @@ class TestDamage:
             self.load(broken)
 
     def test_a_missing_folder_is_named_if_the_hub_is_unreachable(self, monkeypatch):
-        asked = mock.Mock(side_effect=LocalEntryNotFoundError("no network"))
-        monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
-        with pytest.raises(FileNotFoundError, match="prepared/mine"):
-            PreparedSet("prepared/mine")
+        for error in (LocalEntryNotFoundError("no network"), RepositoryNotFoundError("none", response=mock.Mock())):
+            monkeypatch.setattr("huggingface_hub.hf_hub_download", mock.Mock(side_effect=error))
+            with pytest.raises(FileNotFoundError, match="prepared/mine is neither a folder nor a dataset on the Hub"):
+                PreparedSet("prepared/mine")
 
     def test_a_set_on_the_hub_is_read_at_one_commit(self, folder, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
@@ -238,6 +258,8 @@ class TestDamage:
         monkeypatch.setattr("huggingface_hub.hf_hub_download", None)
         with pytest.raises(FileNotFoundError, match=r"run/g_prt .*hf://datasets/run/g_prt"):
             PreparedSet("run/g_prt")
+        with pytest.raises(FileNotFoundError, match="data_dir set is neither a folder nor an id on the Hub"):
+            PreparedSet("set")
 
     @pytest.mark.parametrize("other", [1, 3])
     def test_another_format(self, broken, other):

@@ -16,17 +16,28 @@ from modeling_supclap.datasets_scripts import shard_writer
 from modeling_supclap.datasets_scripts.atomic_files import file_sha256
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.prepared import STORAGES
-from modeling_supclap.datasets_scripts.shard_writer import Entry, ShardWriter, pack
+from modeling_supclap.datasets_scripts.shard_writer import Entry, ShardWriter, make_entries, pack, payload_bytes
 
 
 def test_a_recording_too_large_for_a_parquet_cell_is_listed(tmp_path, monkeypatch):
     soundfile.write(tmp_path / "long.wav", sound(1), 44_100)
-    row = {"clip_id": "a", "audio_path": str(tmp_path / "long.wav"), "captions": {}, "license": ""}
-    monkeypatch.setattr(shard_writer, "CELL_BYTES", len(sound(1)))
-    entry = shard_writer._make_entry(row, str(tmp_path), "original")
+    row = {"clip_id": "a", "audio_path": str(tmp_path / "long.wav"), "captions": {"eng": ["b", "c"], "fra": []}}
+    row["license"] = "CC0"
+    size = (tmp_path / "long.wav").stat().st_size + len("long.wav")
+    monkeypatch.setattr(shard_writer, "CELL_BYTES", size)
+    (entry,) = make_entries([row], "original", str(tmp_path))
+    audio = {"bytes": (tmp_path / "long.wav").read_bytes(), "path": "long.wav"}
+    assert entry.row == {**row, "audio_path": "long.wav", "audio": audio}
+    about = {"seconds": len(sound(1)) / 44_100, "source_bytes": size - len("long.wav")}
+    about["source_sha256"] = file_sha256(tmp_path / "long.wav")
+    assert entry.note == {"audio_path": "long.wav", "captions": {"eng": 2}, "license": "CC0", **about}
+
+    monkeypatch.setattr(shard_writer, "CELL_BYTES", size - 1)
+    (entry,) = make_entries([row], "original", str(tmp_path))
     assert entry.row is None
-    assert "long.wav takes" in entry.note["reason"]
-    assert shard_writer._make_entry(row, str(tmp_path), "reference").row is not None
+    assert entry.note.pop("reason").startswith(f"long.wav takes {size} bytes as original, more than the {size - 1} ")
+    assert entry.note == {"clip_id": "a", "audio_path": "long.wav"}
+    assert next(make_entries([row], "reference", str(tmp_path))).row is not None
 
 
 def test_a_missing_decoder_stops_the_run_with_every_policy(tmp_path, monkeypatch):
@@ -105,6 +116,19 @@ class TestShards:
         rows = [Entry(self.row(number, size), {}) for number, size in enumerate((100, 5000, 100))]
         assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [1, 1, 1]
 
+    def test_a_row_that_reaches_a_limit_exactly_is_within_it(self, tmp_path, monkeypatch):
+        size = payload_bytes(self.row(0))
+        monkeypatch.setattr(shard_writer, "ROW_GROUP_BYTES", 2 * size)
+        records = ShardWriter(str(tmp_path), "train", TYPES, 5 * size).write(self.entries(0, 8, bad=(5,)))
+        assert [(record["row_groups"], record["payload_bytes"], len(record["notes"])) for record in records] == [
+            ([2, 2, 1], 5 * size, 6), ([2], 2 * size, 2)
+        ]  # fmt: skip
+        monkeypatch.setattr(shard_writer, "ROW_GROUP_BYTES", size - 1)
+        (record,) = ShardWriter(tmp_path, "test", TYPES, 3 * size).write(self.entries(0, 3, bad=(0,)))
+        assert record["row_groups"] == [1, 1]
+        (record,) = ShardWriter(tmp_path, "none", TYPES, 3 * size).write(self.entries(0, 2, bad=(0, 1)))
+        assert (record["rows"], record["row_groups"], record["payload_bytes"], len(record["notes"])) == (0, [], 0, 2)
+
     def test_a_written_row_is_kept_only_in_its_table(self, tmp_path, monkeypatch):
         held = []
 
@@ -129,3 +153,4 @@ class TestShards:
             columns.column(place) for place in range(3) if columns.column(place).path_in_schema == "audio.bytes"
         ]
         assert (audio.compression, audio.statistics) == ("UNCOMPRESSED", None)
+        assert not [name for name in audio.encodings if "DICTIONARY" in name]

@@ -134,6 +134,8 @@ def test_orders_of_rows_differ_between_groups_seeds_and_repetitions(stream):
     assert len(of_group) == len(first)
     assert all(len(orders) > 1 for orders in of_group.values())
     assert len(repeated) == 6 * CLIPS == len(list(repeated))
+    with pytest.raises(ValueError, match="zip"):
+        stream.repeat([6])
 
 
 def test_order_of_the_row_groups_changes_with_the_seed_and_the_epoch(stream):
@@ -260,10 +262,17 @@ def test_the_state_of_an_iteration_is_its_place(stream):
 
 
 def test_a_dataset_of_it_has_all_rows_in_order(stream, tmp_path):
-    part = stream.shuffle(0).shard(1, 2)
+    part = stream.repeat([2.0] * len(stream.row_groups)).shuffle(0).shard(1, 2)
     part.load_state_dict({"epoch": 1, "rows": 5})
     assert ids(part.to_dataset(str(tmp_path))) == ids(stream)
     assert part.state_dict()["rows"] == 5
+
+
+def test_the_cache_keeps_streams_with_other_columns_or_functions_apart(stream, tmp_path):
+    light, named = stream.remove_columns(["samples"]), stream.map(lambda row: {**row, "clip_id": row["clip_id"] + "!"})
+    whole, light_rows, named_rows = (each.to_dataset(str(tmp_path)) for each in (stream, light, named))
+    assert light_rows.column_names == [name for name in whole.column_names if name != "samples"]
+    assert named_rows["clip_id"][:] == [clip_id + "!" for clip_id in whole["clip_id"]]
 
 
 def test_a_moved_set_is_the_same_dataset_in_the_cache(folder, stream, tmp_path):
@@ -289,6 +298,9 @@ def test_rows_before_the_position_are_not_read(stream, reads):
     shuffled.load_state_dict({"epoch": 0, "rows": CLIPS - 5})
     assert len(list(shuffled)) == 5
     assert len(reads) <= 5
+    reads.clear()
+    assert len(list(shuffled)) == CLIPS
+    assert len(reads) == len(stream.row_groups)  # each once
 
 
 def test_processes_and_workers_read_only_their_own_shards(stream, reads):

@@ -1,5 +1,6 @@
 """WebDataset tar files as streams of rows."""
 
+import bz2
 import gzip
 import io
 import json
@@ -47,6 +48,8 @@ def test_tar_files_of_webdataset_are_streamed(tars, monkeypatch):
     monkeypatch.setattr(stream_sources, "ROWS_OF_A_GROUP", 3)
     splits = load_splits("webdataset", data_dir=str(tars), streaming=True)
     assert {name: rows.num_rows for name, rows in splits.items()} == {"test": 36, "train": 72}
+    sizes = [group.rows for group in splits["test"].row_groups]  # of three samples, some without a recording
+    assert sizes == [3, 3, 3, 2, 3, 3, 2, 3, 3, 2, 3, 3, 3]
     rows = list(splits["train"])
     assert [row["clip_index"] for row in rows] == list(range(72))
     assert [row["captions"]["eng"] for row in rows] == [
@@ -84,15 +87,18 @@ def write_tar(path, members):
     with tarfile.open(path, "w") as archive:
         for name, content in members:
             member = tarfile.TarInfo(name)
-            member.size = len(content)
+            member.size, member.type = len(content), tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
             archive.addfile(member, io.BytesIO(content))
 
 
-def test_members_of_a_sample_may_be_in_any_place_but_only_once(tmp_path):
-    members = [("a.flac", b"1"), ("b.flac", b"22"), ("a.txt", b"a dog"), ("b.txt", b"rain")]
+def test_members_of_a_sample_may_be_in_any_place_but_only_once(tmp_path, monkeypatch):
+    read, read_file = [], stream_sources.read_file
+    monkeypatch.setattr(stream_sources, "read_file", lambda path, use: read.append(read_file(path, use)) or read[-1])
+    members = [("a.flac", b"1"), ("b.flac", b"22"), ("a.txt", b"a dog"), ("b.TXT", b"rain")]
     write_tar(tmp_path / "train.tar", members)
     rows = rows_of_tar(tmp_path)
     assert [(row["captions"]["eng"], row["audio"]["bytes"]) for row in rows] == [(["a dog"], b"1"), (["rain"], b"22")]
+    assert len(read[-1]) == 1 + 511 + 512 + 2  # up to the last recording: padding, a header
     write_tar(tmp_path / "train.tar", [*members, ("a.flac", b"2")])
     with pytest.raises(ValueError, match=r"train\.tar: a\.flac.* twice"):
         rows_of_tar(tmp_path)
@@ -146,14 +152,14 @@ def test_a_json_file_that_is_no_object_is_named(tmp_path):
 
 def test_tar_files_belong_to_the_split_that_a_word_of_their_path_names(tmp_path):
     (tmp_path / "latest").mkdir()
-    for name in ("development-0", "evaluation-0", "validation_0", "latest/device"):
+    for name in ("development-0", "Evaluation-0", "validation_0", "latest/device"):
         key = name.replace("/", "-")
         write_tar(tmp_path / f"{name}.tar", [(f"{key}.flac", b"1"), (f"{key}.txt", b"a dog"), ("x.txt", b"a dog")])
     splits = load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
     names = {split: sorted(row["clip_id"] for row in rows) for split, rows in splits.items()}
     assert names == {
         "train": ["development-0/development-0", "latest/device/latest-device"],
-        "test": ["evaluation-0/evaluation-0"],
+        "test": ["Evaluation-0/Evaluation-0"],
         "validation": ["validation_0/validation_0"],
     }
 
@@ -170,13 +176,40 @@ def test_samples_of_a_tar_may_have_dots_and_any_audio_suffix(tmp_path, caplog):
     members += [
         ("._x.oga", b"Mac"),
         ("__MACOSX/x.oga", b"Mac"),
-        ("odd.sound", b"1"),
+        ("odd.SOUND", b"1"),
         ("odd.json", b'{"text": "rain"}'),
+        ("x.seg.npy", b"belongs to x"),
+        ("folder.wav/", b""),
     ]
     write_tar(tmp_path / "train.tar", members)
     assert [row["audio_path"] for row in rows_of_tar(tmp_path)] == [*names[:1], "track 2.0.flac", *names[2:]]
     assert ["1 of 6 rows" in message and "train/odd" in message for message in caplog.messages] == [True]
-    assert len(rows_of_tar(tmp_path, audio_suffix="sound")) == 6
+    assert len(rows_of_tar(tmp_path, audio_suffix="Sound")) == 6
+    members = [("v1.0/a.take.wav", b"1"), ("v1.0/a.txt", b"rain"), ("v1.0/a.seg.npy", b"belongs to a")]
+    write_tar(tmp_path / "train.tar", members)
+    caplog.clear()
+    assert [row["clip_id"] for row in rows_of_tar(tmp_path, audio_suffix="take.wav")] == ["train/v1.0/a"]
+    assert caplog.messages == []
+
+
+def test_texts_of_a_tar_have_their_language_and_their_times_are_those_of_another_recording(tmp_path):
+    about = {"text": "la pluie", "start": 5, "end": 2}
+    write_tar(tmp_path / "train.tar", [("a.wav", b"1"), ("a.json", json.dumps(about).encode())])
+    (row,) = rows_of_tar(tmp_path, language="fra", languages="eng")
+    assert row["captions"] == {"fra": ["la pluie"], "eng": []}
+    assert "start_seconds" not in row
+
+
+def test_a_column_of_recordings_may_have_blanks_in_its_name(tmp_path):
+    rows = [{"caption": text, "my own audio": {"bytes": text.encode(), "path": None}} for text in ("rain", "wind")]
+    rows = datasets.Dataset.from_list(rows).cast_column("my own audio", datasets.Audio(decode=False))
+    rows.to_parquet(str(tmp_path / "train.parquet"))
+    options = {"data_dir": str(tmp_path), "validation_fraction": 0, "test_fraction": 0}
+    stream = load_splits("hf", streaming=True, **options)["train"]
+    assert [(row["captions"]["eng"], row["audio"]["bytes"]) for row in stream] == [
+        (["rain"], b"rain"),
+        (["wind"], b"wind"),
+    ]
 
 
 def test_captions_of_a_tar_may_have_own_keys_and_encodings(tmp_path):
@@ -187,7 +220,7 @@ def test_captions_of_a_tar_may_have_own_keys_and_encodings(tmp_path):
         ("c.json", b'{"about": {"eng": "c", "fra": ["d"]}}'),
     ]
     write_tar(tmp_path / "train.tar", members)
-    options = {"caption_suffix": "caption", "caption_key": "about", "languages": ["fra"]}
+    options = {"caption_suffix": "Caption", "caption_key": "about", "languages": ["fra"]}
     captions = [row["captions"] for row in rows_of_tar(tmp_path, **options)]
     assert captions == [
         {"eng": ["pluie légère", "la pluie"], "fra": []}, {"eng": ["wind"], "fra": []}, {"eng": ["c"], "fra": ["d"]}
@@ -254,6 +287,10 @@ def test_an_archive_that_unpacks_to_much_more_is_refused(tmp_path, monkeypatch):
 
 def test_a_tar_that_cannot_be_streamed_is_named(tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    write_tar(tmp_path / "a.tar", [("a.flac", b"1"), ("a.txt", b"rain")])
+    (tmp_path / "a.tar").write_bytes(bz2.compress((tmp_path / "a.tar").read_bytes()))
+    with pytest.raises(OSError, match=r"a\.tar cannot be read"):
+        rows_of_tar(tmp_path)
     (tmp_path / "a.tar").write_bytes(gzip.compress(b"x"))
     with pytest.raises(OSError, match=r"a\.tar cannot be read.*\.tar\.gz"):
         rows_of_tar(tmp_path)
@@ -269,8 +306,9 @@ def test_a_tar_that_cannot_be_streamed_is_named(tmp_path, monkeypatch, tmp_path_
         rows_of_tar(tmp_path)
 
 
-def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
+def test_only_the_columns_that_are_asked_for_are_read(tmp_path, monkeypatch):
     write_tar(tmp_path / "train.tar", [("a.flac", b"1"), ("a.txt", b"rain")])
+    monkeypatch.setattr(stream_sources, "_fetch_members", lambda *place: pytest.fail("reads a recording"))
     stream = load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"]
     (row,) = stream.remove_columns([name for name in stream.features if name != "captions"])
     assert row.keys() - {"clip_index"} == {"captions"}

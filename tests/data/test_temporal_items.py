@@ -106,6 +106,7 @@ def test_labels_are_english_phrases_and_missing_phrases_are_named():
         (("single", {"eng": "a"}, {"eng": "b"}), r"\b2\b.*'single'"),
         (("before", {"eng": "a"}, None), r"\b1\b.*'before'"),
         (("before", {"eng": "a"}, {"eng": "b"}, ["eng", "fra"]), "'fra'"),
+        (("before", {"eng": "a", "fra": "c"}, {"eng": "b"}, ["eng", "fra"]), "'fra'"),
         (("before", {"swe": "a"}, {"swe": "b"}, ["swe"]), r"\['swe'\]"),
     ],
 )
@@ -276,6 +277,7 @@ def test_short_epochs_go_through_all_pairs_in_turn():
     in_order = list(itertools.chain.from_iterable(epochs))
     assert set(in_order[:12]) == set(items.pairs)
     assert set(Counter(in_order).values()) == {5}
+    assert len(TemporalItems(make_rows(), seed=0, pairs_per_epoch=1)) == 1
 
 
 def test_a_long_epoch_repeats_all_pairs_with_other_recordings():

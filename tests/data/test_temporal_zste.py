@@ -9,6 +9,7 @@ from temporal_assertions import make_rows, read_order
 
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
 from modeling_supclap.datasets_scripts.temporal import zste
+from modeling_supclap.datasets_scripts.temporal.items import digest
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
 from modeling_supclap.languages import LANGUAGES
 
@@ -76,6 +77,19 @@ def test_the_hash_identifies_the_set(monkeypatch):
     before = set_hash(records)
     monkeypatch.setattr(zste, "ZSTE_VERSION", 2)
     assert set_hash(records) != before
+
+
+def test_questions_are_those_of_published_evaluations(records):
+    """A question that changes would change the results of a seed; it needs another `ZSTE_VERSION`."""
+    found = []
+    for task, family in ZSTE_FAMILIES.items():
+        for number, record in enumerate(each for each in records if each["family"] == family):
+            if number < 2:
+                found.append(zste_prompts(task, record, list(PHRASES), PHRASES, "fra", seed=number))
+    few = ["dog", "rain", "wind", "siren"]
+    record = {"id": "r", "family": "overlaid", "clip_ids": ["a", "b"], "labels": ["dog", "rain"]}
+    found += [zste_prompts(task, record, few, num_candidates=11) for task in ("4B", "5B")]
+    assert digest(found).hex()[:16] == "b8a1ec827290b08a"
 
 
 @pytest.mark.parametrize(("task", "count"), [("1A", 1), ("2A", 2), ("2B", 2), ("2C", 2), ("2D", 2)])

@@ -27,6 +27,8 @@ def test_a_batch_is_one_request_with_numbered_texts():
         translator = chat(server, api_key="secret", options={"temperature": 0.5, "max_tokens": 100, "top_k": 3})
         assert translator.translate(["Rain", 'A "dog" ça'], "eng", "zho") == ["Chinese: Rain", 'Chinese: A "dog" ça']
         assert server.texts(0) == {"1": "Rain", "2": 'A "dog" ça'}
+        assert [message["role"] for message in server.requests[0]["messages"]] == ["system", "user"]
+        assert "ça" in server.requests[0]["messages"][1]["content"]  # not as an escape, which costs tokens
     request, seen = server.requests[0], server.seen[0]
     assert {name: request[name] for name in ("model", "temperature", "max_tokens", "top_k")} == {
         "model": "some-model", "temperature": 0.5, "max_tokens": 100, "top_k": 3
@@ -41,10 +43,20 @@ def test_a_batch_is_one_request_with_numbered_texts():
 def test_without_a_key_none_is_sent_and_the_temperature_is_zero(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "of another house")
     monkeypatch.setenv("OPENAI_ORG_ID", "my employer")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "my project")
     with fake_endpoint() as server:
         chat(server).translate(["Rain"], "eng", "fra")
-    assert not {"Authorization", "Openai-Organization"} & server.seen[0].keys()
+    assert not {"Authorization", "Openai-Organization", "Openai-Project"} & server.seen[0].keys()
     assert server.requests[0]["temperature"] == 0
+
+
+def test_a_user_and_a_password_in_the_address_are_sent():
+    with fake_endpoint() as server:
+        translator = ChatTranslator("m", server.url.replace("://", "://ann:secret@"))
+        assert translator.translate(["Rain"], "eng", "fra") == ["French: Rain"]
+    assert server.seen[0]["Authorization"] == "Basic YW5uOnNlY3JldA=="
+    assert translator.host == server.url
+    assert ChatTranslator("m", "https://host.org/v1").host == "https://host.org/v1"
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -88,7 +100,12 @@ def test_the_error_of_a_busy_endpoint_contains_its_answer(slept):
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "message"), [(401, PermissionError, "401 no such"), (400, ConnectionError, "400 no such")]
+    ("status", "error", "message"),
+    [
+        (401, PermissionError, "401 no such"),
+        (403, PermissionError, "403 no such"),
+        (400, ConnectionError, "400 no such"),
+    ],
 )
 def test_permanent_errors_are_not_retried(status, error, message):
     with fake_endpoint((status, {}, b"no such")) as server, pytest.raises(error, match=message):
@@ -108,6 +125,7 @@ USELESS = {
     "no JSON": lambda texts: completion("Here you are: Pluie"),
     "half JSON": lambda texts: completion('{"1": "Pluie"'),
     "no completion": lambda texts: b"<html>",
+    "a list": lambda texts: b"[]",
     "no choices": lambda texts: b'{"choices": []}',
     "no text": lambda texts: b'{"choices": [{"message": {"content": null}}]}',
     "one too few": lambda texts: completion(dict.fromkeys(list(texts)[:-1], "x")),
@@ -162,7 +180,7 @@ def test_the_order_of_the_answer_does_not_matter():
     [
         ("", "/v1/chat/completions"),
         ("/", "/v1/chat/completions"),
-        ("/openai/v1", "/openai/v1/chat/completions"),
+        ("/openai/v1/", "/openai/v1/chat/completions"),
         ("/v1/chat/completions", "/v1/chat/completions"),
         ("/v1?version=2&key=secret", "/v1/chat/completions?version=2&key=secret"),
     ],

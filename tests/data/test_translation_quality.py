@@ -83,6 +83,13 @@ def test_a_report_by_hand():
     }
 
 
+def test_of_equal_cosines_the_first_captions_are_the_worst():
+    texts = {(f"{number:02d}", 0): "Rain" for number in reversed(range(99))}
+    back = {key: f"Rain {60 * (int(key[0]) % 2)}" for key in texts}
+    worst = report_translations(texts, texts, back, angles)["worst"]
+    assert [entry["clip_id"] for entry in worst] == [f"{number:02d}" for number in range(1, 20, 2)]
+
+
 def test_without_back_translations_there_is_no_cosine():
     report = report_translations(SOURCES, FRENCH, {})
     assert (report["back_translated"], report["worst"]) == (0, [])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import builders
 import pytest
@@ -99,6 +100,7 @@ def test_greedy_translation_is_the_likeliest_token_each_time(nllb, text, source,
 def test_batch_size_beams_and_languages_are_used(nllb):
     translator = Seq2SeqTranslator(nllb, num_beams=4)
     french = translator.translate(TEXTS, "eng", "fra")
+    translator._load("eng", "fra")[2].generation_config.do_sample = True  # as in some checkpoints
     assert translator.translate(TEXTS, "eng", "fra") == french
     assert len(set(french)) == len(TEXTS)
     assert translator.translate(TEXTS[::-1], "eng", "fra") == french[::-1]
@@ -135,6 +137,7 @@ def test_a_language_that_the_model_lacks_is_refused_before_it_is_needed(nllb, la
 
 def test_a_caption_that_is_too_long_is_skipped(nllb, caplog):
     translator = Seq2SeqTranslator(nllb)
+    assert [bool(text) for text in translator.translate(["dog " * 125, "dog " * 126], "eng", "fra")] == [True, False]
     long = "dog " * 300
     short = translator.translate(["rain", "a dog"], "eng", "fra")
     assert translator.translate([long, "rain", long, "a dog"], "eng", "fra") == ["", short[0], "", short[1]]
@@ -158,6 +161,7 @@ def test_mbart_tokenizers_use_codes_with_a_country():
     codes = {"en_XX": 5, "fr_XX": 6, "de_DE": 7, "zh_CN": 8}
     for language, code in (("eng", "en_XX"), ("deu", "de_DE"), ("zho", "zh_CN")):
         assert Seq2SeqTranslator("m")._code(codes, language) == code
+    assert Seq2SeqTranslator("m")._code({"zho_Hant": 1, "zho_Hans": 2}, "zho") == "zho_Hans"  # of NLLB
     with pytest.raises(ValueError, match="fr_CA, fr_XX"):
         Seq2SeqTranslator("m")._code({"fr_XX": 1, "fr_CA": 2}, "fra")
 
@@ -174,6 +178,25 @@ def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
     assert Seq2SeqTranslator(str(tmp_path / "opus-en-fr")).translate(TEXTS, "eng", "fra") == french
     translator.check("eng", "jpn")  # a missing model is detected when it is loaded
     assert translator._model_name("eng", "swe").endswith("opus-en-sv")  # not one of the eight
+
+
+@pytest.mark.parametrize(
+    ("tokens", "template"),
+    [([">>deu<<", ">>fra<<"], ">>fra<< {text}"), ([">>fr<<"], ">>fr<< {text}"), ([">>deu<<"], "")],
+)
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_a_token_of_multilingual_opus_models_selects_the_language(pieces, tmp_path, tokens, template):
+    vocabulary = json.loads(Path(pieces[0]).read_text())
+    vocabulary |= {token: len(vocabulary) + number for number, token in enumerate(tokens)}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    tokenizer = MarianTokenizer(pieces[1], pieces[1], vocab=str(tmp_path / "vocab.json"))
+    model = MarianMTModel(seq2seq_config(MarianConfig, len(tokenizer)))
+    translator = Seq2SeqTranslator(save(tmp_path / "opus", model, tokenizer))
+    if template:
+        assert translator._languages("eng", "fra") == (template, {})
+    else:
+        with pytest.raises(ValueError, match="'fra'"):
+            translator.check("eng", "fra")
 
 
 def test_a_token_or_a_prompt_selects_the_language(t5):

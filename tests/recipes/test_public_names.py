@@ -62,6 +62,12 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
         ("outputs/esc10", "outputs/esc10"),
         ("/home/ann/ESC-50/", "ESC-50"),
         ("~/sounds", "sounds"),
+        ("~nobody-has-this-name/sounds", "sounds"),
+        ("./sounds/mine", "mine"),
+        (".", Path.cwd().name),
+        (' ["/home/ann/set"]', '["set"]'),
+        ("[" * 20_000, "[" * 20_000),
+        ({1: "/home/ann/set"}, {1: "set"}),
         ("../elsewhere/set", "set"),
         ("https://ann:secret@host.org:8080/v1?key=x#part", "https://host.org:8080/v1"),
     ],
@@ -73,7 +79,8 @@ def test_a_path_keeps_its_last_name_only_and_secrets_are_left_out(given, kept):
 SECRETS = [
     "api-key", "Ocp-Apim-Subscription-Key", "x-api-key", "Authorization", "Proxy-Authorization", "hf_token",
     "sas_token", "account_key", "apikey", "token", "key", "Cookie", "password", "db_passwd", "client_secret",
-    "hfToken", "accessToken", "aws_secret_access_key", "connection_string", "use_auth_token", "hub_token",
+    "hfToken", "accessToken", "aws_secret_access_key", "Storage Key", "connection_string", "use_auth_token",
+    "hub_token",
 ]  # fmt: skip
 PUBLIC = [
     "pad_token",
