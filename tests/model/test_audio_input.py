@@ -89,6 +89,7 @@ def test_a_decoder_knows_its_rate_and_length():
 @pytest.mark.parametrize("clip", [None, "nothing.wav", b"no sound"])
 def test_an_invalid_recording_has_no_length(clip):
     assert as_recordings([clip], 16000)[0][0].get_seconds() == 0
+    assert as_recordings(CLIP)[0][0].get_seconds() == 0  # an array without a rate
 
 
 def test_rows_of_an_array_are_recordings_unless_there_are_two(path):
@@ -100,14 +101,9 @@ def test_rows_of_an_array_are_recordings_unless_there_are_two(path):
 
 
 def test_names(path):
-    clips = [path, "dog.wav", CLIP, b"RIFF", path.open("rb")]
-    assert [one.name for one in as_recordings(clips, 16000)[0]] == [
-        str(path),
-        "dog.wav",
-        "clip 2",
-        "clip 3",
-        str(path),
-    ]
+    clips = [path, "dog.wav", CLIP, b"RIFF", path.open("rb"), io.BytesIO(b"RIFF"), {"path": "dog.wav"}]
+    names = [str(path), "dog.wav", "clip 2", "clip 3", str(path), "clip 5", "clip 6"]
+    assert [one.name for one in as_recordings(clips, 16000)[0]] == names
 
 
 def test_unreadable_recordings_are_named(path):
