@@ -110,9 +110,9 @@ class _Chunk(NamedTuple):
 
     recording: int
     name: str
-    start: int
-    stop: int
-    content: Any  # the waveform (samples,), later replaced by the embedding (d,)
+    start: int = 0
+    stop: int = 0
+    content: Any = None  # the waveform (samples,), later replaced by the embedding (d,)
     error: Exception | None = None
     is_silent: bool = False
 
@@ -171,7 +171,7 @@ class ChunkReader(NamedTuple):
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             if not self.skips_bad_audio:
                 raise
-            return [_Chunk(index, recording.name, 0, 0, None, error)]
+            return [_Chunk(index, recording.name, error=error)]
 
     def find_starts(self, num_samples: int) -> list[int]:
         """Return the start of each chunk of a recording in samples."""

@@ -126,6 +126,14 @@ def test_chunks_end_with_the_clip_and_average_to_its_embedding(model, processor,
     np.testing.assert_allclose(one.embeds, chunks[1].embeds, atol=1e-6)
 
 
+def test_the_longest_window_is_that_of_the_extractor_or_a_chunk_of_ced():
+    model, processor = builders.pair()
+    ced, clap = processor.feature_extractor, builders.clap_processor().feature_extractor
+    assert encoding.max_window_seconds(model.config, ced) == model.config.audio_config.target_length / 100
+    assert encoding.max_window_seconds(builders.clap_config(), clap) == 1.0
+    assert encoding.max_window_seconds(builders.clap_config(), ced) is None  # as wav2vec 2.0, neither has a limit
+
+
 def test_a_long_batch_is_split_so_that_memory_does_not_follow_the_longest(model, processor, monkeypatch):
     sizes = []
     make_inputs = encoding.audio_inputs
@@ -180,6 +188,57 @@ def test_samples_limit_the_clips_that_are_read_ahead(rate_hz, seconds, most_clip
     samples = round(10 * rate_hz)
     assert len(list(encoding.chunk_embeddings(recordings, encode, rate_hz, samples))) == 300
     assert ahead[0] == most_clips
+
+
+@pytest.mark.parametrize(("num_workers", "num_read"), [(0, 1), (2, 3), (8, 4)])
+def test_threads_read_a_few_files_ahead_but_no_more_than_a_limit_of_sound(
+    tmp_path, monkeypatch, num_workers, num_read
+):
+    monkeypatch.setattr(encoding, "_SAMPLES_AT_ONCE", 3000)  # three seconds at this rate
+    soundfile.write(tmp_path / "second.wav", builders.noise(1000), 1000, subtype="FLOAT")
+    asked, ahead = 0, []
+
+    def recordings():
+        nonlocal asked
+        for asked in range(1, 7):
+            yield Recording(str(tmp_path / "second.wav"), None, f"{asked}.wav")
+
+    def encode(waveforms):
+        ahead.append(asked)
+        return [[1.0]] * len(waveforms)
+
+    options = {"batch_size": 1, "num_workers": num_workers}
+    monkeypatch.setattr(encoding, "_BATCHES_AT_ONCE", 1)
+    assert len(list(encoding.chunk_embeddings(recordings(), encode, 1000, 1000, **options))) == 6
+    assert ahead[0] == num_read
+
+
+def test_files_are_read_by_a_thread_per_core_and_arrays_by_none(model, processor, tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "clip.wav", CLIPS[0], 16000)
+    used, embed = [], encoding.embed_recordings
+
+    def note(*args, num_workers, **options):
+        used.append(num_workers)
+        return embed(*args, num_workers=num_workers, **options)
+
+    monkeypatch.setattr(encoding, "embed_recordings", note)
+    for cores in (3, None, 20):
+        monkeypatch.setattr(encoding.os, "cpu_count", lambda cores=cores: cores)
+        for audio in ([CLIPS[0], tmp_path / "clip.wav"], CLIPS[:1]):
+            model.encode_audio(audio, processor, sampling_rate=16000)
+    assert used == [3, 0, 1, 0, 8, 0]
+
+
+def test_texts_of_similar_length_share_a_batch(model, processor, monkeypatch):
+    lengths, run = [], model.get_text_features
+
+    def note(**inputs):
+        lengths.append(inputs["attention_mask"].sum(dim=1).tolist())
+        return run(**inputs)
+
+    monkeypatch.setattr(model, "get_text_features", note)
+    model.encode_text(["dog", "dog " * 5, "rain", "rain " * 5, "dog"], processor, batch_size=2)
+    assert lengths == [[7, 7], [3, 3]]
 
 
 @pytest.mark.parametrize("chunk_seconds", [None, 1.0, 2.5])
