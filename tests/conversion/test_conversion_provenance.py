@@ -152,6 +152,20 @@ def test_the_record_of_a_conversion(tmp_path):
     assert (origins(model)[1].base_model, origins(model)[1].hub_id) == ("someone/base", "someone/base")
 
 
+@pytest.mark.parametrize(
+    ("records", "source"),
+    [
+        ([{"part": "whole", "source": "a/whole"}, {"part": "text_model", "source": "a/text"}], "a/text"),
+        ([{"part": "encoder", "source": "a/encoder"}, {"part": "head", "source": "a/head"}], "a/encoder"),
+        ([], "text"),
+    ],
+)
+def test_the_entry_of_the_tower_comes_before_the_first_one(tmp_path, records, source):
+    model = joined(tmp_path)
+    (tmp_path / "text" / "provenance.json").write_text(json.dumps(records))
+    assert [part.source for part in origins(model)] == ["ced-small-town", source]
+
+
 def test_the_record_is_read_in_later_training(tmp_path):
     model = joined(tmp_path)
     first = [audio("apache-2.0", "mispeech/ced-tiny"), text("mit", "someone/text")]
