@@ -241,7 +241,43 @@ def test_texts_of_similar_length_share_a_batch(model, processor, monkeypatch):
     assert lengths == [[7, 7], [3, 3]]
 
 
-@pytest.mark.parametrize("chunk_seconds", [None, 1.0, 2.5])
+def lengths(waveforms):
+    """Embed clips as their lengths."""
+    return [[float(len(waveform))] for waveform in waveforms]
+
+
+def test_chunks_of_a_long_file_end_at_its_last_sample(tmp_path, monkeypatch):
+    """The duration is a number of seconds, so that the number of samples is rounded."""
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 3.0)
+    assert 4001 / 1000 * 1000 > 4001
+    soundfile.write(tmp_path / "long.wav", builders.noise(4001), 1000, subtype="FLOAT")
+    recording = Recording(str(tmp_path / "long.wav"), None, "long.wav")
+    (chunks,) = encoding.chunk_embeddings([recording], lengths, 1000, 990)
+    assert chunks.onset_seconds.tolist() == [0.0, 0.99, 1.98, 2.97, 3.011]
+    assert chunks.embeds.flatten().tolist() == [990] * 5
+
+
+def test_a_long_file_that_ends_before_its_header_states_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 3.0)
+    monkeypatch.setattr(Recording, "get_seconds", lambda recording: 9.0)
+    soundfile.write(tmp_path / "cut.wav", builders.noise(5050), 1000, subtype="FLOAT")
+    recording = Recording(str(tmp_path / "cut.wav"), None, "cut.wav")
+    for least, message in ((50, "cut.wav ends after 6.0000 s"), (100, r"5\.0500 s; the minimum is 0\.1 s per chunk")):
+        with pytest.raises(ValueError, match=message):
+            list(encoding.chunk_embeddings([recording], lengths, 1000, 1000, min_samples=least))
+
+
+def test_a_recording_is_refused_as_silent_only_if_all_of_it_is():
+    silent, partly = np.zeros(2500, np.float32), np.concatenate([np.zeros(1500), np.ones(1000)]).astype(np.float32)
+    recordings = [Recording(clip, 1000, name) for clip, name in ((silent, "silent"), (partly, "partly"))]
+    options = {"on_bad_audio": "skip", "refuse_silence": True}
+    first, second = encoding.chunk_embeddings(recordings, lengths, 1000, 1000, **options)
+    assert (str(first.error), len(first.embeds)) == ("silent is silent: every sample is zero", 0)
+    assert (second.error, len(second.embeds)) == (None, 3)
+    assert all(chunks.error is None for chunks in encoding.chunk_embeddings(recordings, lengths, 1000, 1000))
+
+
+@pytest.mark.parametrize("chunk_seconds", [None, 1.0, 2.5, 4.0])
 def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, monkeypatch, chunk_seconds):
     soundfile.write(tmp_path / "long.wav", builders.noise(round(10.3 * 22050)), 22050, subtype="FLOAT")
     waveform, rate_hz = soundfile.read(tmp_path / "long.wav")
@@ -257,7 +293,8 @@ def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, m
 
     monkeypatch.setattr(soundfile.SoundFile, "read", note_size)
     found = model.encode_audio(tmp_path / "long.wav", chunk_seconds=chunk_seconds, **call)
-    assert max(sizes) <= 6 * rate_hz  # three seconds, a margin on both sides, rounded to whole seconds
+    # three seconds, or a longer chunk, with a margin on both sides, rounded to whole seconds
+    assert max(sizes) <= (3 + max(3, chunk_seconds or 0)) * rate_hz
     np.testing.assert_array_equal(found.onset_seconds, expected.onset_seconds)
     np.testing.assert_array_equal(found.offset_seconds, expected.offset_seconds)
     np.testing.assert_allclose(found.embeds, expected.embeds, atol=1e-5)
