@@ -55,7 +55,7 @@ class Recording(NamedTuple):
                     return audio.header_seconds(self.source)
                 file = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
                 return importlib.import_module("soundfile").info(file).duration
-            return max(np.shape(self.source)) / self.rate_hz  # type: ignore[operator]  # 0 without a rate
+            return max(np.shape(self.source)) / self.rate_hz
         except Exception:
             return 0.0
 
