@@ -104,7 +104,7 @@ def whole(license, source="e/f"):
     ],
 )
 def test_the_strictest_license_wins(parts, expected):
-    assert license_of(parts) == expected
+    assert license_of(iter(parts)) == expected
 
 
 def test_a_folder_states_its_license_in_its_card(tmp_path):

@@ -86,6 +86,8 @@ def test_a_decoder_knows_its_rate_and_length():
     assert is_one
     assert recording.get_seconds() == pytest.approx(0.5)
     np.testing.assert_allclose(recording.read(16000), CLIP, atol=1e-7)
+    decoder.metadata.duration_seconds = None  # as of a stream
+    assert recording.get_seconds() == 0
 
 
 @pytest.mark.parametrize("clip", [None, "nothing.wav", b"no sound"])
