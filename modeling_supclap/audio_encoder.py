@@ -38,9 +38,9 @@ def run_encoder(
 
     lengths = mask.sum(dim=1)
     count_frames = getattr(encoder, "_get_feat_extract_output_lengths", None)
-    shortest = int(lengths.min())
-    if count_frames is not None and int(count_frames(torch.tensor(shortest))) < 1:
-        clip, name = int(lengths.argmin()), type(encoder).__name__
+    shortest = lengths.min()
+    if count_frames is not None and count_frames(shortest) < 1:
+        clip, name = lengths.argmin(), type(encoder).__name__
         raise ValueError(f"clip {clip} has {shortest} values, fewer than one frame of {name}; pass longer clips")
 
     parts: list[Any] = []
@@ -66,7 +66,7 @@ def _run(
     encoder: Any, features: Tensor, mask: Tensor | None, pooling: str | None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
     """Encode clips of the same input length. If there is a mask, mean pooling ignores padded frames."""
-    outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True})
+    outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, return_dict=True, **kwargs)
     pooled = outputs.get("pooler_output")
     if pooling == "mean" or pooled is None:
         hidden = outputs.last_hidden_state

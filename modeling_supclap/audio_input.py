@@ -55,7 +55,7 @@ class Recording(NamedTuple):
                     return audio.header_seconds(self.source)
                 file = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
                 return importlib.import_module("soundfile").info(file).duration
-            return max(np.shape(self.source)) / (self.rate_hz or 1)
+            return max(np.shape(self.source)) / self.rate_hz
         except Exception:
             return 0.0
 
@@ -275,10 +275,8 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
     if isinstance(audio, (*_FILE, Mapping)) or is_object or _is_pair(audio):
         return [audio], True
 
-    if isinstance(audio, (np.ndarray, Tensor)):
-        # an array of paths or of arrays
-        if isinstance(audio, np.ndarray) and audio.dtype.kind in "OU":
-            return list(audio), False
+    # other than an array of paths or of arrays
+    if isinstance(audio, Tensor) or (isinstance(audio, np.ndarray) and audio.dtype.kind not in "OU"):
         shape = tuple(audio.shape)
         # A second axis of size 8 or less contains channels: (samples, channels), as in soundfile.
         if len(shape) == 1 or (len(shape) == 2 and shape[1] <= MAX_CHANNELS < shape[0]):
@@ -287,7 +285,6 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
             raise ValueError(
                 f"got an array of the ambiguous shape {shape}; pass [array] for one recording, list(array) for several"
             )
-        return list(audio), False
 
     clips = list(audio)
     if clips and isinstance(clips[0], _NUMBER):

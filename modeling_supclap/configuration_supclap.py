@@ -279,7 +279,7 @@ class NaFlexConfig(OwnTypeMixin, PreTrainedConfig):
     @property
     def prefix_tokens(self) -> int:
         """Number of class and register tokens before the patches."""
-        return int(self.class_token) + self.reg_tokens
+        return self.class_token + self.reg_tokens
 
     def validate_architecture(self) -> None:
         """Raise ValueError for invalid sizes. The constructor calls this method."""

@@ -37,7 +37,7 @@ from .processing_supclap import SupCLAPProcessor, as_list
 logger = logging.get_logger(__name__)
 
 # A batch contains at most batch_size times this duration, so longer recordings are processed in smaller batches.
-_SECONDS_PER_CLIP = 10.0
+_SECONDS_PER_CLIP = 10
 # Chunks are read ahead and sorted by length, so that each batch contains chunks of similar length: at least one batch,
 # then until one of these limits is reached: 19 MB, 300 s at 16 kHz or 100 s at 48 kHz.
 _SAMPLES_AT_ONCE = 4_800_000
@@ -110,9 +110,9 @@ class _Chunk(NamedTuple):
 
     recording: int
     name: str
-    start: int
-    stop: int
-    content: Any  # the waveform (samples,), later replaced by the embedding (d,)
+    start: int = 0
+    stop: int = 0
+    content: Any = None  # the waveform (samples,), later replaced by the embedding (d,)
     error: Exception | None = None
     is_silent: bool = False
 
@@ -171,7 +171,7 @@ class ChunkReader(NamedTuple):
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             if not self.skips_bad_audio:
                 raise
-            return [_Chunk(index, recording.name, 0, 0, None, error)]
+            return [_Chunk(index, recording.name, error=error)]
 
     def find_starts(self, num_samples: int) -> list[int]:
         """Return the start of each chunk of a recording in samples."""
@@ -670,7 +670,7 @@ def _embed_chunks(
     chunks: Iterator[_Chunk], encode: Callable[[list[np.ndarray]], Any], batch_size: int, rate_hz: int
 ) -> Iterator[_Chunk]:
     """Embed chunks in batches of similar length, longest first. Yield each chunk with its embedding, in input order."""
-    max_samples = round(batch_size * _SECONDS_PER_CLIP * rate_hz)
+    max_samples = batch_size * _SECONDS_PER_CLIP * rate_hz
     while True:
         window: list[_Chunk] = []
         num_samples = 0

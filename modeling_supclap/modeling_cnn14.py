@@ -80,7 +80,7 @@ class CNN14Model(StrictLoadingMixin, PreTrainedModel):
         super()._init_weights(module)
         # He initialisation keeps the scale through all blocks; batch norms with fixed statistics do not restore it.
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            init.kaiming_uniform_(module.weight, nonlinearity="relu")
+            init.kaiming_uniform_(module.weight)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the first convolution block."""

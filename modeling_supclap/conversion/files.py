@@ -122,7 +122,7 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         tensors=tensors,
         config=read_json(folder / (OPEN_CLIP_CONFIG if is_open_clip_audio(folder) else "config.json")),
         revision=commit,
-        license=stated or (known_license(name) if commit else "") or None,
+        license=stated or known_license(name) or None,
     )
 
 

@@ -60,7 +60,7 @@ def supclap_from_msclap(tensors: Tensors) -> tuple[SupCLAPModel, MSCLAPFeatureEx
         projection_type="residual",
         projection_hidden_act="gelu",
         text_pooling="last" if is_decoder else "cls",
-        temperature=math.exp(-float(scale)),
+        temperature=math.exp(-scale),
     )
     return whole.build(SupCLAPModel, config), extractor
 

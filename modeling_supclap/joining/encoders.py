@@ -159,8 +159,8 @@ def _shorten(tower: Any, seconds: int) -> None:
         raise ValueError(f"audio_seconds is {seconds}; pass a whole number from 1 to {longest}")
     # In the same module, because transformers initialises new ones.
     count = seconds * _POSITIONS_PER_SECOND
-    positions.weight = torch.nn.Parameter(positions.weight[:count].detach().clone(), requires_grad=False)
-    positions.num_embeddings = tower.max_source_positions = tower.config.max_source_positions = count
+    positions.weight = torch.nn.Parameter(positions.weight[:count].clone(), requires_grad=False)
+    positions.num_embeddings = tower.config.max_source_positions = count
 
 
 def _load_feature_extractor(name: str, **options: Any) -> SequenceFeatureExtractor:

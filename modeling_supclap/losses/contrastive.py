@@ -183,7 +183,7 @@ def sigmoid_loss(
     if negatives is None:
         return loss
     wrong = negative_logits(audio_embeds, negatives, logit_scale, negative_mask, normalize) + logit_bias  # (N, M)
-    return loss - F.logsigmoid(-wrong).sum(dim=-1).mean()
+    return loss - F.logsigmoid(-wrong).sum(dim=1).mean()
 
 
 def reweighted_info_nce(

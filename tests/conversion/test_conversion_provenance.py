@@ -104,7 +104,7 @@ def whole(license, source="e/f"):
     ],
 )
 def test_the_strictest_license_wins(parts, expected):
-    assert license_of(parts) == expected
+    assert license_of(iter(parts)) == expected
 
 
 def test_a_folder_states_its_license_in_its_card(tmp_path):
@@ -150,6 +150,20 @@ def test_the_record_of_a_conversion(tmp_path):
     assert tower.hub_id is None
     (tmp_path / "text" / "provenance.json").write_text(json.dumps([{**record[0], "base_model": "someone/base"}]))
     assert (origins(model)[1].base_model, origins(model)[1].hub_id) == ("someone/base", "someone/base")
+
+
+@pytest.mark.parametrize(
+    ("records", "source"),
+    [
+        ([{"part": "whole", "source": "a/whole"}, {"part": "text_model", "source": "a/text"}], "a/text"),
+        ([{"part": "encoder", "source": "a/encoder"}, {"part": "head", "source": "a/head"}], "a/encoder"),
+        ([], "text"),
+    ],
+)
+def test_the_entry_of_the_tower_comes_before_the_first_one(tmp_path, records, source):
+    model = joined(tmp_path)
+    (tmp_path / "text" / "provenance.json").write_text(json.dumps(records))
+    assert [part.source for part in origins(model)] == ["ced-small-town", source]
 
 
 def test_the_record_is_read_in_later_training(tmp_path):

@@ -104,9 +104,16 @@ def test_a_pooler_that_is_not_there_and_one_that_always_is():
 
 def test_a_clip_below_one_frame_is_named():
     encoder, extractor = make_encoder("wav2vec2")
-    inputs = batch_of(extractor, [CLIPS[0], CLIPS[0][:50]])
-    with pytest.raises(ValueError, match="clip 1 has 50 "):
-        run_encoder(encoder, *map(torch.from_numpy, inputs.values()))
+    for samples, frames in ((50, 0), (369, 0), (370, 1), (689, 1), (690, 2)):
+        inputs = batch_of(extractor, [CLIPS[0], CLIPS[0][:samples]]).values()
+        if not frames:
+            with pytest.raises(
+                ValueError, match=f"clip 1 has {samples} values, fewer than one frame of Wav2Vec2Model"
+            ):
+                run_encoder(encoder, *map(torch.from_numpy, inputs))
+            continue
+        hidden = run_encoder(encoder, *map(torch.from_numpy, inputs)).last_hidden_state[1]
+        assert hidden.any(dim=1).sum() == frames
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -197,7 +204,10 @@ def folders(tmp_path) -> tuple[str, str]:
 
 @torch.no_grad()
 def test_a_shorter_window_of_whisper_is_that_of_its_first_positions(folders, tmp_path):
-    SupCLAPModel.from_encoders(*folders, audio_seconds=1, projection_dim=8).save_pretrained(tmp_path / "model")
+    joined = SupCLAPModel.from_encoders(*folders, audio_seconds=1, projection_dim=8)
+    joined.save_pretrained(tmp_path / "model")
+    assert joined.audio_model.embed_positions.num_embeddings == 50
+    assert not joined.audio_model.embed_positions.weight.requires_grad  # as in Whisper
     SupCLAPProcessor.from_encoders(*folders, audio_seconds=1).save_pretrained(tmp_path / "model")
     model, processor = (each.from_pretrained(tmp_path / "model") for each in (SupCLAPModel, SupCLAPProcessor))
     assert model.config.audio_config.max_source_positions == 50
@@ -212,7 +222,8 @@ def test_a_shorter_window_of_whisper_is_that_of_its_first_positions(folders, tmp
     inputs = WhisperFeatureExtractor(feature_size=32, chunk_length=1)(clip, sampling_rate=RATE_HZ, return_tensors="pt")
     pooled = encoder(**inputs).last_hidden_state[:, : -(-len(clip) // 320)].mean(dim=1)
     expected = model.audio_projection(pooled).numpy()
-    np.testing.assert_allclose(model.encode_audio([clip], processor, RATE_HZ), expected, atol=1e-5)
+    for each in (model, joined):
+        np.testing.assert_allclose(each.encode_audio([clip], processor, RATE_HZ), expected, atol=1e-5)
     long = SupCLAPModel.from_encoders(*folders, projection_dim=8)
     long.audio_projection.load_state_dict(model.audio_projection.state_dict())
     others = long.encode_audio([clip], SupCLAPProcessor.from_encoders(*folders), sampling_rate=RATE_HZ)

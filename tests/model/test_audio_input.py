@@ -37,6 +37,8 @@ FORMS = {
     "tensor": lambda path: torch.from_numpy(CLIP),
     "numbers": lambda path: CLIP.tolist(),
     "as soundfile reads": lambda path: STEREO.T,
+    "eight channels": lambda path: np.stack([8 * CLIP, *[0 * CLIP] * 7], axis=1),
+    "eight channels as torchaudio reads": lambda path: (np.stack([8 * CLIP, *[0 * CLIP] * 7]), 16000),
     "as torchaudio reads": lambda path: (torch.from_numpy(STEREO), 16000),
     "as scipy reads": lambda path: (16000, STEREO.T),
     "mapping": lambda path: {"array": CLIP, "sampling_rate": 16000},
@@ -84,30 +86,32 @@ def test_a_decoder_knows_its_rate_and_length():
     assert is_one
     assert recording.get_seconds() == pytest.approx(0.5)
     np.testing.assert_allclose(recording.read(16000), CLIP, atol=1e-7)
+    decoder.metadata.duration_seconds = None  # as of a stream
+    assert recording.get_seconds() == 0
 
 
 @pytest.mark.parametrize("clip", [None, "nothing.wav", b"no sound"])
 def test_an_invalid_recording_has_no_length(clip):
     assert as_recordings([clip], 16000)[0][0].get_seconds() == 0
+    assert as_recordings(CLIP)[0][0].get_seconds() == 0  # an array without a rate
 
 
 def test_rows_of_an_array_are_recordings_unless_there_are_two(path):
     assert [one.source for one in as_recordings(np.array([str(path), "dog.wav"]))[0]] == [str(path), "dog.wav"]
     assert len(as_recordings(np.zeros((3, 16000)), 16000)[0]) == 3
+    for clips in ((CLIP, CLIP), (CLIP, CLIP, CLIP), (CLIP, "dog.wav")):  # tuples are lists
+        assert [one.source for one in as_recordings(clips, 16000)[0]] == list(clips)
+    (short,), is_one = as_recordings((0.25, 0.5), 16000)
+    assert (is_one, short.read(16000).tolist()) == (True, [0.25, 0.5])
     for shape in [(1, 2, 3), (2, 16000)]:
         with pytest.raises(ValueError, match=rf"\({shape[0]}, "):
             as_recordings(torch.zeros(shape), 16000)
 
 
 def test_names(path):
-    clips = [path, "dog.wav", CLIP, b"RIFF", path.open("rb")]
-    assert [one.name for one in as_recordings(clips, 16000)[0]] == [
-        str(path),
-        "dog.wav",
-        "clip 2",
-        "clip 3",
-        str(path),
-    ]
+    clips = [path, "dog.wav", CLIP, b"RIFF", path.open("rb"), io.BytesIO(b"RIFF"), {"path": "dog.wav"}]
+    names = [str(path), "dog.wav", "clip 2", "clip 3", str(path), "clip 5", "clip 6"]
+    assert [one.name for one in as_recordings(clips, 16000)[0]] == names
 
 
 def test_unreadable_recordings_are_named(path):
@@ -118,6 +122,12 @@ def test_unreadable_recordings_are_named(path):
         as_recordings([path.open(encoding="latin-1")])
     with pytest.raises(ValueError, match="clip 0 has no audio"):
         as_recordings({"bytes": None, "path": None})[0][0].read(16000)
+
+
+@pytest.mark.parametrize("form", [list, iter, np.array])
+def test_each_array_has_its_rate(form):
+    recordings, _ = as_recordings([CLIP, CLIP, {"array": CLIP, "sampling_rate": 44_100}], form([8000, 16000, 8000]))
+    assert [recording.rate_hz for recording in recordings] == [8000, 16000, 44_100]
 
 
 def test_a_rate_in_quotes_is_named():

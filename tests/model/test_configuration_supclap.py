@@ -1,6 +1,7 @@
 """Configurations: published files load unchanged, impossible shapes raise errors, and saving loses nothing."""
 
 import json
+import math
 
 import builders
 import pytest
@@ -61,6 +62,8 @@ def test_impossible_encoders_are_refused(fields, message):
     ("fields", "message"),
     [
         ({"temperature": 0}, "temperature"),
+        ({"temperature": math.inf}, "temperature.*inf"),
+        ({"temperature": math.nan}, "temperature.*nan"),
         ({"projection_dim": 0}, "projection_dim"),
         ({"text_pooling": "max"}, "(?s)text_pooling.*max"),
         ({"projection_type": "linear"}, "(?s)projection_type.*linear"),
@@ -108,6 +111,16 @@ def test_model_config_survives_saving(tmp_path):
 def test_unusable_towers_are_named(text, message):
     with pytest.raises(ValueError, match=message):
         SupCLAPConfig(text_config=text)
+
+
+def test_a_saved_configuration_has_no_paths_of_this_machine(tmp_path):
+    config = builders.supclap_config()
+    config.audio_config._name_or_path = f"{tmp_path}/ced-small/"
+    config.text_config._name_or_path = "google-bert/bert-base-uncased"
+    content = config.to_dict()
+    names = [content[part]["_name_or_path"] for part in ("audio_config", "text_config")]
+    assert names == ["ced-small", "google-bert/bert-base-uncased"]
+    assert config.audio_config._name_or_path == f"{tmp_path}/ced-small/"
 
 
 def test_joining_leaves_a_built_tower_as_it_is():

@@ -126,6 +126,14 @@ def test_chunks_end_with_the_clip_and_average_to_its_embedding(model, processor,
     np.testing.assert_allclose(one.embeds, chunks[1].embeds, atol=1e-6)
 
 
+def test_the_longest_window_is_that_of_the_extractor_or_a_chunk_of_ced():
+    model, processor = builders.pair()
+    ced, clap = processor.feature_extractor, builders.clap_processor().feature_extractor
+    assert encoding.max_window_seconds(model.config, ced) == model.config.audio_config.target_length / 100
+    assert encoding.max_window_seconds(builders.clap_config(), clap) == 1.0
+    assert encoding.max_window_seconds(builders.clap_config(), ced) is None  # as wav2vec 2.0, neither has a limit
+
+
 def test_a_long_batch_is_split_so_that_memory_does_not_follow_the_longest(model, processor, monkeypatch):
     sizes = []
     make_inputs = encoding.audio_inputs
@@ -182,7 +190,94 @@ def test_samples_limit_the_clips_that_are_read_ahead(rate_hz, seconds, most_clip
     assert ahead[0] == most_clips
 
 
-@pytest.mark.parametrize("chunk_seconds", [None, 1.0, 2.5])
+@pytest.mark.parametrize(("num_workers", "num_read"), [(0, 1), (2, 3), (8, 4)])
+def test_threads_read_a_few_files_ahead_but_no_more_than_a_limit_of_sound(
+    tmp_path, monkeypatch, num_workers, num_read
+):
+    monkeypatch.setattr(encoding, "_SAMPLES_AT_ONCE", 3000)  # three seconds at this rate
+    soundfile.write(tmp_path / "second.wav", builders.noise(1000), 1000, subtype="FLOAT")
+    asked, ahead = 0, []
+
+    def recordings():
+        nonlocal asked
+        for asked in range(1, 7):
+            yield Recording(str(tmp_path / "second.wav"), None, f"{asked}.wav")
+
+    def encode(waveforms):
+        ahead.append(asked)
+        return [[1.0]] * len(waveforms)
+
+    options = {"batch_size": 1, "num_workers": num_workers}
+    monkeypatch.setattr(encoding, "_BATCHES_AT_ONCE", 1)
+    assert len(list(encoding.chunk_embeddings(recordings(), encode, 1000, 1000, **options))) == 6
+    assert ahead[0] == num_read
+
+
+def test_files_are_read_by_a_thread_per_core_and_arrays_by_none(model, processor, tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "clip.wav", CLIPS[0], 16000)
+    used, embed = [], encoding.embed_recordings
+
+    def note(*args, num_workers, **options):
+        used.append(num_workers)
+        return embed(*args, num_workers=num_workers, **options)
+
+    monkeypatch.setattr(encoding, "embed_recordings", note)
+    for cores in (3, None, 20):
+        monkeypatch.setattr(encoding.os, "cpu_count", lambda cores=cores: cores)
+        for audio in ([CLIPS[0], tmp_path / "clip.wav"], CLIPS[:1]):
+            model.encode_audio(audio, processor, sampling_rate=16000)
+    assert used == [3, 0, 1, 0, 8, 0]
+
+
+def test_texts_of_similar_length_share_a_batch(model, processor, monkeypatch):
+    lengths, run = [], model.get_text_features
+
+    def note(**inputs):
+        lengths.append(inputs["attention_mask"].sum(dim=1).tolist())
+        return run(**inputs)
+
+    monkeypatch.setattr(model, "get_text_features", note)
+    model.encode_text(["dog", "dog " * 5, "rain", "rain " * 5, "dog"], processor, batch_size=2)
+    assert lengths == [[7, 7], [3, 3]]
+
+
+def lengths(waveforms):
+    """Embed clips as their lengths."""
+    return [[float(len(waveform))] for waveform in waveforms]
+
+
+def test_chunks_of_a_long_file_end_at_its_last_sample(tmp_path, monkeypatch):
+    """The duration is a number of seconds, so that the number of samples is rounded."""
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 3.0)
+    assert 4001 / 1000 * 1000 > 4001
+    soundfile.write(tmp_path / "long.wav", builders.noise(4001), 1000, subtype="FLOAT")
+    recording = Recording(str(tmp_path / "long.wav"), None, "long.wav")
+    (chunks,) = encoding.chunk_embeddings([recording], lengths, 1000, 990)
+    assert chunks.onset_seconds.tolist() == [0.0, 0.99, 1.98, 2.97, 3.011]
+    assert chunks.embeds.flatten().tolist() == [990] * 5
+
+
+def test_a_long_file_that_ends_before_its_header_states_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 3.0)
+    monkeypatch.setattr(Recording, "get_seconds", lambda recording: 9.0)
+    soundfile.write(tmp_path / "cut.wav", builders.noise(5050), 1000, subtype="FLOAT")
+    recording = Recording(str(tmp_path / "cut.wav"), None, "cut.wav")
+    for least, message in ((50, "cut.wav ends after 6.0000 s"), (100, r"5\.0500 s; the minimum is 0\.1 s per chunk")):
+        with pytest.raises(ValueError, match=message):
+            list(encoding.chunk_embeddings([recording], lengths, 1000, 1000, min_samples=least))
+
+
+def test_a_recording_is_refused_as_silent_only_if_all_of_it_is():
+    silent, partly = np.zeros(2500, np.float32), np.concatenate([np.zeros(1500), np.ones(1000)]).astype(np.float32)
+    recordings = [Recording(clip, 1000, name) for clip, name in ((silent, "silent"), (partly, "partly"))]
+    options = {"on_bad_audio": "skip", "refuse_silence": True}
+    first, second = encoding.chunk_embeddings(recordings, lengths, 1000, 1000, **options)
+    assert (str(first.error), len(first.embeds)) == ("silent is silent: every sample is zero", 0)
+    assert (second.error, len(second.embeds)) == (None, 3)
+    assert all(chunks.error is None for chunks in encoding.chunk_embeddings(recordings, lengths, 1000, 1000))
+
+
+@pytest.mark.parametrize("chunk_seconds", [None, 1.0, 2.5, 4.0])
 def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, monkeypatch, chunk_seconds):
     soundfile.write(tmp_path / "long.wav", builders.noise(round(10.3 * 22050)), 22050, subtype="FLOAT")
     waveform, rate_hz = soundfile.read(tmp_path / "long.wav")
@@ -198,7 +293,8 @@ def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, m
 
     monkeypatch.setattr(soundfile.SoundFile, "read", note_size)
     found = model.encode_audio(tmp_path / "long.wav", chunk_seconds=chunk_seconds, **call)
-    assert max(sizes) <= 6 * rate_hz  # three seconds, a margin on both sides, rounded to whole seconds
+    # three seconds, or a longer chunk, with a margin on both sides, rounded to whole seconds
+    assert max(sizes) <= (3 + max(3, chunk_seconds or 0)) * rate_hz
     np.testing.assert_array_equal(found.onset_seconds, expected.onset_seconds)
     np.testing.assert_array_equal(found.offset_seconds, expected.offset_seconds)
     np.testing.assert_allclose(found.embeds, expected.embeds, atol=1e-5)

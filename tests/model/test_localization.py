@@ -144,3 +144,11 @@ def test_a_hop_beyond_the_recording_has_a_window_at_its_end():
     found = model.localize(waveform, TEXTS, sampling_rate=16000, window_seconds=0.25, hop_seconds=1e9)
     assert found.start_seconds.tolist() == [0.0, 0.75]
     assert found.end_seconds.tolist() == [0.25, 1.0]
+
+
+def test_rounding_of_the_hop_repeats_no_window():
+    model = builders.supclap_model()
+    model.processor = builders.bert_processor()
+    found = model.localize(builders.noise(35_200), TEXTS, sampling_rate=16000, hop_seconds=0.1)
+    assert (2.2 - 1.0) / 0.1 > 12  # hops in a recording of 2.2 s, after the first window
+    assert found.start_seconds == pytest.approx(np.arange(13) / 10)

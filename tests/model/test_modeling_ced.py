@@ -282,15 +282,16 @@ def test_published_folder_loads_completely(tmp_path):
 
 
 def test_initial_weights_have_the_expected_distribution(tmp_path):
-    model = CEDModel(builders.ced_config(embed_dim=128))
+    model = CEDModel(builders.ced_config(embed_dim=128, initializer_range=0.05))
     state = model.state_dict()
     state.pop("time_pos_embed")
     model.save_pretrained(tmp_path, state_dict=state)
     reloaded, report = CEDModel.from_pretrained(tmp_path, output_loading_info=True)
     assert report["missing_keys"] == {"time_pos_embed"}
     for fresh in (model, reloaded):
-        assert fresh.time_pos_embed.std().item() == pytest.approx(0.02, rel=0.05)
-        assert fresh.blocks[0].mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert fresh.time_pos_embed.std().item() == pytest.approx(0.05, rel=0.05)
+        assert fresh.freq_pos_embed.std().item() == pytest.approx(0.05, rel=0.2)  # of 512 numbers
+        assert fresh.blocks[0].mlp.fc1.weight.std().item() == pytest.approx(0.05, rel=0.05)
         assert fresh.blocks[0].attn.qkv.bias.abs().max() == 0
         assert (fresh.init_bn.running_var == 1).all()
     assert torch.equal(model.blocks[1].mlp.fc2.weight, reloaded.blocks[1].mlp.fc2.weight)

@@ -62,6 +62,13 @@ def test_the_published_size():
     assert sum(parameter.numel() for parameter in model.parameters()) == published
 
 
+def test_initial_weights_keep_the_scale_of_relu():
+    model = CNN14Model(CNN14Config(hidden_size=64, channels=[32, 64]))
+    for layer in (model.conv_blocks[1].conv1, model.conv_blocks[1].conv2, model.fc1):
+        assert layer.weight.std().item() == pytest.approx((2 / layer.weight[0].numel()) ** 0.5, rel=0.05)
+    assert not model.fc1.bias.any()
+
+
 @pytest.mark.parametrize(
     ("shape", "message"), [((2, 64, 77), r"\(2, 64, 77\)"), ((2, 1, 77, 32), r"\b32\b"), ((2, 1, 7, 64), r"\b7\b")]
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from modeling_supclap import NaFlexConfig, NaFlexModel
+from modeling_supclap import ModernTextConfig, ModernTextModel, NaFlexConfig, NaFlexModel
 from modeling_supclap.conversion import load_open_clip
 from modeling_supclap.rotary import rotate
 from modeling_supclap.training.contrastive_module import ContrastiveModule
@@ -129,3 +129,23 @@ def test_the_mean_includes_class_and_register_tokens_only_if_asked(include_prefi
     pooled = model(features(40)).pooler_output
     used = tokens[0] if include_prefix else tokens[0][:, 3:]
     torch.testing.assert_close(pooled, model.fc_norm(used.mean(dim=1)))
+
+
+def test_initial_weights_have_the_expected_distribution():
+    fields = {"initializer_range": 0.05, "reg_tokens": 9}
+    audio = NaFlexModel(NaFlexConfig(**{**folders.AUDIO_D, **fields, "attn_only_layer_scale": False}))
+    text = ModernTextModel(ModernTextConfig(**{**folders.TEXT_C, **fields, "pool_type": "map", "mlp_bias": True}))
+    drawn = [audio.embeds.reg_token, audio.embeds.cls_token, audio.blocks[0].mlp.fc2.weight]
+    drawn += [text.reg_tokens, text.pool.query, text.token_embedding.weight, text.blocks[0].mlp.c_fc.weight]
+    assert [weight.std().item() for weight in drawn] == pytest.approx([0.05] * len(drawn), rel=0.5)
+    assert audio.attn_pool.latent.std().item() == pytest.approx(48**-0.5, rel=0.5)
+    for block in (audio.blocks[1].mlp.fc2, text.blocks[1].mlp.c_fc):
+        assert not block.bias.any()
+    for scale in (
+        audio.blocks[1].gamma_1,
+        audio.blocks[1].gamma_2,
+        text.blocks[1].ls1.gamma,
+        text.blocks[1].ls2.gamma,
+    ):
+        assert scale.tolist() == pytest.approx([0.1] * len(scale))
+    assert text.blocks[1].attn.vr_lambda.item() == 1

@@ -123,6 +123,20 @@ def test_loss_needs_pairs(model):
     assert model.accepts_loss_kwargs is False
 
 
+@torch.no_grad()
+def test_outputs_of_all_layers_and_tuples(model):
+    ids = text_inputs()
+    text = model.get_text_features(ids, output_hidden_states=True)
+    assert [len(states) for states in (text.hidden_states, text.hidden_states[0])] == [3, 3]
+    audio = model.get_audio_features(audio_inputs(), output_hidden_states=True)
+    assert len(audio.hidden_states) == 3
+    for tower in (model.config, model.text_model.config, model.audio_model.config):
+        tower.return_dict = False
+    as_tuple = model(audio_inputs(), input_ids=ids)
+    assert torch.equal(as_tuple[2], audio.pooler_output)
+    assert torch.equal(as_tuple[3], text.pooler_output)
+
+
 # ---- text towers ----
 
 

@@ -154,19 +154,20 @@ def test_unknown_options_of_the_pipeline_are_refused(tmp_path):
     assert pipeline(TASK, model=str(tmp_path), local_files_only=True) is not None
 
 
-def test_a_call_can_turn_off_the_threads_of_the_pipeline(tmp_path, monkeypatch):
+def test_a_call_can_turn_off_the_threads_and_batches_of_the_pipeline(tmp_path, monkeypatch):
     builders.save_supclap(tmp_path)
-    classify = pipeline(TASK, model=str(tmp_path), num_workers=2)
+    classify = pipeline(TASK, model=str(tmp_path), num_workers=2, batch_size=3)
     used = []
 
-    def embed(*args: Any, num_workers: int, **options: Any):
-        used.append(num_workers)
+    def embed(*args: Any, **options: Any):
+        used.append(options)
         return embed_recordings(*args, **options)
 
     monkeypatch.setattr(pipeline_supclap, "embed_recordings", embed)
     classify(CLIPS[0], candidate_labels=LABELS)
-    classify(CLIPS[0], candidate_labels=LABELS, num_workers=0)
-    assert used == [2, 0]
+    classify(CLIPS[0], candidate_labels=LABELS, num_workers=0, batch_size=1)
+    pipeline(TASK, model=str(tmp_path))(CLIPS[0], candidate_labels=LABELS)
+    assert used == [{"batch_size": size, "num_workers": workers} for size, workers in ((3, 2), (1, 0), (1, 0))]
 
 
 def test_generators_and_datasets_are_read_as_they_are_needed(classify):

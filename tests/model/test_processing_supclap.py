@@ -4,6 +4,7 @@ import copy
 import json
 import unicodedata
 from collections import Counter
+from types import SimpleNamespace
 
 import builders
 import numpy as np
@@ -192,6 +193,15 @@ def test_captions_that_are_cut_are_counted_once(processor, caplog, monkeypatch, 
     assert ["2 of the first 9 captions are longer than 12 tokens" in text for text in caplog.messages] == [True]
 
 
+@pytest.mark.parametrize(("worker", "warns"), [(None, True), (0, True), (1, False)])
+def test_only_the_first_worker_of_a_data_loader_counts_them(processor, caplog, monkeypatch, worker, warns):
+    monkeypatch.setattr(processing_supclap, "_cut_limits", set())
+    info = None if worker is None else SimpleNamespace(id=worker)
+    monkeypatch.setattr(processing_supclap, "get_worker_info", lambda: info)
+    processor(text=["dog " * 20], max_length=12)
+    assert any("are longer than 12 tokens" in text for text in caplog.messages) == warns
+
+
 def test_composed_and_decomposed_letters_have_the_same_tokens():
     processor = SupCLAPProcessor(CEDFeatureExtractor(), builders.gpt2_tokenizer())
     processor.tokenizer.pad_token = processor.tokenizer.eos_token
@@ -217,6 +227,8 @@ def test_truncation_of_one_call_is_not_saved(kind, request, tmp_path):
 def test_padding_to_a_fixed_length(processor):
     inputs = processor(text=TEXTS[:2], padding="max_length", max_length=20, return_tensors="np")
     assert inputs["input_ids"].shape == (2, 20)
+    unlimited = SupCLAPProcessor(CEDFeatureExtractor(), BertTokenizer(vocab=processor.tokenizer.get_vocab()))
+    assert np.shape(unlimited(text=TEXTS[:2], padding="max_length", truncation=False)["input_ids"]) == (2, 512)
 
 
 @pytest.mark.parametrize("kind", ["bert", "nllb"])

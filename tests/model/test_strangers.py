@@ -9,6 +9,7 @@ from pathlib import Path
 
 import builders
 import pytest
+from audio_encoders import save_encoder
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModel
 
@@ -62,6 +63,17 @@ def test_code_of_a_tokenizer_is_neither_run_nor_asked_for(tmp_path, monkeypatch,
     with expected:
         LOADERS[loader](tmp_path / "model")
     assert not mark.exists()
+
+
+def test_code_of_a_feature_extractor_is_neither_run_nor_asked_for(tmp_path, monkeypatch):
+    save_encoder("wav2vec2", tmp_path / "model")
+    code = {"auto_map": {"AutoFeatureExtractor": "evil.Evil"}, "feature_extractor_type": "Evil"}
+    edit(tmp_path / "model" / "preprocessor_config.json", **code)
+    (tmp_path / "model" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Evil: pass\n")
+    monkeypatch.setattr(builtins, "input", lambda *_: "y")
+    with pytest.raises(OSError, match="custom code"):
+        SupCLAPProcessor.from_encoders(str(tmp_path / "model"), str(tmp_path / "model"))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_every_loader_of_transformers_states_whether_code_is_trusted():
