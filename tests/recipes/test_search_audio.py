@@ -121,14 +121,6 @@ def test_every_option_has_its_help():
         assert all(action.help for action in parser._actions)
 
 
-def test_the_page_gets_the_options_of_the_command(tmp_path, monkeypatch, capsys):
-    served = []
-    monkeypatch.setattr("modeling_supclap.search.app.serve", lambda **options: served.append(options))
-    search(capsys, "serve", tmp_path, "--port", 81, "--recordings", "sounds", "--device", "cpu")
-    chosen = {"index": str(tmp_path), "port": 81, "recordings": "sounds", "device": "cpu"}
-    assert served == [{"model": None, "host": "127.0.0.1", "share": False, "trust_remote_code": False, **chosen}]
-
-
 @pytest.fixture(scope="module")
 def index(saved, tmp_path_factory):
     """Index of three tones in two folders."""
@@ -216,7 +208,7 @@ def test_unclear_queries_are_refused(index, tmp_path, capsys, words, name):
     assert name in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_serve_takes_all_options_of_its_command(monkeypatch):
+def test_serve_takes_all_options_of_its_command(monkeypatch, capsys):
     from modeling_supclap.search import app
 
     options = set(vars(search_audio.make_parser().parse_args(["serve", "index"]))) - {"command"}
@@ -228,12 +220,15 @@ def test_serve_takes_all_options_of_its_command(monkeypatch):
         app.serve("index", port=0, device="cpu", trust_remote_code=True)
     searcher.assert_called_once_with("index", None, "cpu", True)
 
-    serve = mock.Mock()
-    monkeypatch.setattr(app, "serve", serve)
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "serve", "index", "--port", "81", "--share"])
-    search_audio.main()
-    values = {"model": None, "device": None, "trust_remote_code": False, "recordings": None, "host": "127.0.0.1"}
-    serve.assert_called_once_with(index="index", port=81, share=True, **values)
+    served = []
+    monkeypatch.setattr(app, "serve", lambda **options: served.append(options))
+    search(capsys, "serve", "index", "--port", 81, "--recordings", "sounds", "--device", "cpu")
+    search(capsys, "serve", "index", "--share")
+    shared = {"index": "index", "model": None, "host": "127.0.0.1", "trust_remote_code": False}
+    assert served == [
+        {**shared, "port": 81, "recordings": "sounds", "device": "cpu", "share": False},
+        {**shared, "port": 7860, "recordings": None, "device": None, "share": True},
+    ]
 
 
 @pytest.mark.parametrize(
