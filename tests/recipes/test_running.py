@@ -159,9 +159,9 @@ def test_skipping_is_advised_for_recordings_that_it_leaves_out():
         "audio.BadAudioError: a: no sound",
     ]
     for message in ("a: no sound", "\n".join(lines)):
-        with pytest.raises(BadAudioError, match="^a: no sound; use --on_bad_audio skip to"), advise_skipping():
+        with pytest.raises(BadAudioError, match=r"^a: no sound; use --on_bad_audio skip to"), advise_skipping():
             raise BadAudioError(message)
-    with pytest.raises(MissingDecoderError, match="^install FFmpeg$"), advise_skipping():
+    with pytest.raises(MissingDecoderError, match=r"^install FFmpeg$"), advise_skipping():
         raise MissingDecoderError("install FFmpeg")
 
 
