@@ -142,7 +142,7 @@ def test_a_part_of_a_dataset_is_not_the_published_one(tmp_path, recipe, more):
     refuse_few_clips(Step("evaluate", {"dataset": "esc50", "data_dir": data_dir}, tmp_path), {"test": range(600)})
 
 
-@pytest.mark.parametrize(("lost", "is_accepted"), [(3, True), (5, False)])
+@pytest.mark.parametrize(("lost", "is_accepted"), [(4, True), (5, False)])
 def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, is_accepted):
     made = dataset_folders.audiocaps(tmp_path, train=20, held_out=2)
     for path in made.audio[:lost]:
@@ -155,6 +155,29 @@ def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, i
         return refuse_few_clips(step, splits)
     with pytest.raises(ValueError, match="train has 15 clips of 20"):
         refuse_few_clips(step, splits)
+
+
+def test_datasets_that_need_a_folder_are_left_out_without_one(capsys):
+    scale = {"recordings": {"base": "mini.yaml", "needs_data": True}, "synthetic": "mini.yaml"}
+    table = {
+        "mini": scale,
+        "groups": [{"table1_infonce": "InfoNCE"}, {"table1_siglip": {"model": "S", "only": "full"}}],
+    }
+
+    def find(**options):
+        rows = plan("supclap/x", table, ReproductionArguments(seeds=[0, 1], **options))
+        return [(row.name, row.model, row.baseline, row.dataset, len(row.runs)) for row in rows]
+
+    of_generated = [("table1_infonce", "InfoNCE", None, "synthetic", 2)]
+    assert find() == of_generated
+    assert capsys.readouterr().out == "supclap/x: recordings is left out because it needs --data_dir\n"
+    of_both = [("table1_infonce", "InfoNCE", None, "recordings", 2), *of_generated]
+    assert find(data_dir="d") == find(dry_run=True) == of_both
+    assert find(datasets=["synthetic"]) == of_generated
+    assert find(rows=["table1_siglip"], data_dir="d") == []
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match="all datasets of supclap/x need --data_dir"):
+        find(datasets=["recordings"])
 
 
 def test_both_scales_of_teminal_train_on_the_captions_of_its_evaluation(tmp_path):
