@@ -93,21 +93,19 @@ def mine(
 
 def mine_split(model: Any, rows: Any, args: MiningArguments) -> list[dict[str, Any]]:
     """Return the rows of the table of negatives of a split."""
-    import numpy as np
-
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.evaluation.embed import embed_split
 
     light, audio = list(without_audio(rows)), None
     if args.near == "audio":
         split = embed_split(model, rows, on_bad_audio="skip", batch_size=args.batch_size)
-        light, audio = split.rows, np.asarray(split.clips.mean)
+        light, audio = split.rows, split.clips.mean
     table = []
     for language in args.languages:
         captions = Captions([row["captions"].get(language) or () for row in light])
         if not captions.texts:
             raise ValueError(f"the {args.split} split has no captions in {language!r}; choose other --languages")
-        texts = np.asarray(model.encode_text(captions.texts, language, args.batch_size))
+        texts = model.encode_text(captions.texts, language, args.batch_size)
         found = mine(captions, texts, audio, args.count, args.first_rank, args.margin)
         for row, of_clip in zip(light, found, strict=True):
             entry = {"clip_id": row["clip_id"], "language": language}

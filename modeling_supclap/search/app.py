@@ -295,7 +295,7 @@ def render_hits(
         onsets, scores = searcher.strip(vector, hit.file)
         if not len(onsets):  # removed after the search
             continue
-        length = max(onsets[-1] + hit.end_seconds - hit.start_seconds, 1e-3)
+        length = onsets[-1] + hit.end_seconds - hit.start_seconds
         strip = {"number": len(strips), "length": length, "address": f"recordings/{quote(hit.file)}"}
         strip["windows"] = list(zip(onsets, [*onsets[1:], length], scores, strict=True))
         try:

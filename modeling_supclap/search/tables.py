@@ -76,7 +76,7 @@ def clock(seconds: float) -> str:
     >>> clock(62.5), clock(3600)
     ('01:02.5', '60:00.0')
     """
-    minutes, rest = divmod(round(float(seconds), 1), 60)
+    minutes, rest = divmod(round(seconds, 1), 60)
     return f"{int(minutes):02d}:{rest:04.1f}"
 
 

@@ -60,19 +60,23 @@ def refuse_few_clips(step: Step, splits: Mapping[str, Any]) -> None:
 def select(names: Sequence[str], args: ReproductionArguments) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the named studies and tables, `{name: definition}`.
 
-    Raises ValueError for an unknown name, or if none of them has one of `args.rows` or `args.datasets`.
+    Tables without the scale are left out with a message. Raises ValueError for an unknown name, if no table is left, or
+    if none of them has one of `args.rows` or `args.datasets`.
     """
     studies = find_studies([name for name in names if name.startswith("evidence")])
     of_tables = [name for name in names if not name.startswith("evidence")]
     tables = find_tables(of_tables) if of_tables or not studies else {}
-    tables = {name: table for name, table in tables.items() if args.scale in table or len(tables) == 1}
+    for name in [name for name, table in tables.items() if args.scale not in table]:
+        reason = tables[name].get(f"no_{args.scale}", "not yet")
+        problem = f"{name} has no dataset at scale {args.scale}: {reason}"
+        if len(tables) == 1:
+            raise ValueError(problem)
+        say(f"{problem}; it is left out")
+        del tables[name]
 
     groups = [study["arms"] for study in studies.values()]
     datasets: set[str] = set()
-    for name, table in tables.items():
-        if not table.get(args.scale):
-            reason = table.get(f"no_{args.scale}", "not yet")
-            raise ValueError(f"{name} has no dataset at scale {args.scale}: {reason}")
+    for table in tables.values():
         datasets |= table[args.scale].keys()
         groups += [list_rows(group, args.scale) for group in table["groups"]]
     places = ", ".join([*studies, *tables])

@@ -12,6 +12,7 @@ import builders
 import dataset_folders
 import pytest
 import soundfile
+from transformers import IntervalStrategy
 
 from modeling_supclap.datasets_scripts.builders.options import option_texts
 from modeling_supclap.evaluation import AudioPolicy, ZSTEOptions
@@ -22,7 +23,10 @@ from modeling_supclap.recipes.options import (
     DataArguments,
     DatasetArguments,
     EvaluationArguments,
+    MiningArguments,
     ModelArguments,
+    PostTrainingArguments,
+    ReproductionArguments,
     TrainedPartArguments,
     as_mapping,
 )
@@ -71,6 +75,7 @@ def config(write, tmp_path):
         ("--epochs", "num_train_epochs"),
         ("--batch_size", "per_device_train_batch_size"),
         ("--batch-size", "per_device_train_batch_size"),
+        ("--LR", "learning_rate"),
         ("--overwrite_output_dir", "output_dir with a new folder"),
         ("--resume", "resume_from_checkpoint last"),
         ("--learning_rat", "learning_rate"),
@@ -136,6 +141,10 @@ def test_options_of_the_builder_go_by_their_own_names(write):
         "test_fold": 2, "validation_fraction": 0.2, "data_dir": "d", "translations": ["t.parquet"]
     }  # fmt: skip
     assert args.languages == ["fra"]  # an option that the recipe also has sets that of the recipe
+
+    path = write("dataset: esc50\ndataset_config: {test_fold: 4, limit: 9}\ntest_fold: 3\ntranslations: t.parquet\n")
+    data, _ = parse(path)
+    assert data.builder_options == {"test_fold": 3, "limit": 9, "translations": "t.parquet"}
 
     data, _ = parse("--dataset", "webdataset", "--data_dir", "d", "--language", "fra", "--languages", "fra")
     assert data.builder_options == {"data_dir": "d", "language": "fra"}
@@ -209,9 +218,11 @@ def test_wrong_words_are_explained(config, argv, message):
         parse(config, *argv)
 
 
-def test_a_base_is_next_to_the_file_or_in_the_package(write, tmp_path):
+def test_a_base_is_next_to_the_file_or_in_the_package(write, tmp_path, monkeypatch):
     run = write("base: synthetic.yaml\nsvr: bi-dynamic\n")
     assert read_settings(run)["projection_dim"] == 128
+    monkeypatch.chdir(tmp_path)
+    assert read_settings("recipes/configs/synthetic.yaml")["projection_dim"] == 128  # as in a checkout
     (tmp_path / "synthetic.yaml").write_text("projection_dim: 7\nsvr: none\n")
     assert read_settings(run) == {"projection_dim": 7, "svr": "bi-dynamic"}
 
@@ -230,8 +241,8 @@ def test_a_scale_overrides_the_base_and_the_file_overrides_the_scale(write, tmp_
 @pytest.mark.parametrize(
     ("name", "error", "told"),
     [
-        ("nowhere.yaml", FileNotFoundError, r"nowhere\.yaml.*esc10\.yaml"),
-        ("esc1.yaml", FileNotFoundError, r"esc1\.yaml.*esc10\.yaml"),
+        ("nowhere.yaml", FileNotFoundError, r"nowhere\.yaml does not exist; the package has [^/]*esc10\.yaml[^/]*$"),
+        ("esc1.yaml", FileNotFoundError, r"esc1\.yaml does not exist; did you mean esc10\.yaml(?: or [\w.]+)*\?"),
         ("esc10", ValueError, r"'esc10'.*esc10\.yaml"),
     ],
 )
@@ -260,6 +271,54 @@ def test_a_wrong_file_is_explained(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         parse_arguments((SupCLAPTrainingArguments,), [str(path)])
+
+
+def test_the_help_of_a_command_has_its_usage_and_the_default_of_each_option(monkeypatch):
+    @dataclass
+    class Options:
+        """Some options. A second sentence.
+
+        Attributes:
+            needed: A number.
+            flag: A switch.
+            names: Some names.
+            strategy: One of several strategies.
+            empty: Something else.
+            an_option_with_a_long_name: A number.
+        """
+
+        needed: int
+        flag: bool = False
+        names: list[str] = field(default_factory=lambda: ["B", "a"])
+        strategy: IntervalStrategy = IntervalStrategy.EPOCH
+        empty: str | None = None
+        an_option_with_a_long_name: float = 0.5
+
+    monkeypatch.setattr(sys, "argv", ["folder/train.py"])
+    monkeypatch.setenv("COLUMNS", "130")
+    assert format_help([Options], "\n What it does.\n").splitlines() == [
+        "usage: train.py [CONFIG.yaml] [--KEY VALUE ...]",
+        "",
+        "What it does.",
+        "",
+        "Some options. A second sentence",
+        "  --needed                    A number. Required.",
+        "  --flag                      A switch. Default: false.",
+        "  --names                     Some names. Default: B a.",
+        "  --strategy                  One of several strategies. Default: epoch.",
+        "  --empty                     Something else.",
+        "  --an_option_with_a_long_name",
+        "                              A number. Default: 0.5.",
+    ]
+    assert format_help([Data], "", {"Few": ("options", "data_dir")}).splitlines()[4:] == [
+        "Few",
+        "  --options                   Some numbers.",
+        "  --data_dir                  Folder, fsspec address or Hub id of the data, for builders that need one.",
+        "",
+        "--help_all lists all options in groups.",
+        "Options of the dataset's builder are accepted, too; `supclap prepare NAME --help` lists them.",
+    ]
+    assert "usage: train.py FOLDER FOLDER [FOLDER ...] [--KEY" in format_help([options.ComparisonArguments], "")
 
 
 def test_help_lists_our_options_in_groups(capsys):
@@ -361,6 +420,8 @@ def test_many_missing_recordings_require_allow_missing(tmp_path):
         data.load_splits()
     data.allow_missing = True
     assert sum(map(len, data.load_splits().values())) == 5
+    limited = DataArguments("audiocaps", made.config["data_dir"], {"limit": 1}).load_splits()
+    assert sum(map(len, limited.values())) <= 3
 
 
 def test_the_languages_of_an_evaluation_are_checked():
@@ -423,6 +484,30 @@ def test_the_origin_of_the_data_is_a_public_name(tmp_path):
     assert DataArguments(datasets=parts[1:]).parts["esc50"].data_dir == "E"
 
 
+def test_entries_of_a_mixture_have_their_own_options_and_those_of_all():
+    entries = [{"dataset": "esc50", "name": 5, "repeats": 2, "test_fold": 3}]
+    entries.append({"dataset": "audiocaps", "weight": 0.5, "balance_labels": False, "streaming": False})
+    shared = {"balance_labels": True, "allow_missing": True, "dataset_temperature": 2.0}
+    data = DataArguments(datasets=list(map(json.dumps, entries)), data_dir="DATA", **shared)
+    found = {}
+    for name, part in data.parts.items():
+        found[name] = part.dataset, part.data_dir, part.dataset_config, part.streaming, part.allow_missing, part.share
+    assert found == {
+        "5": ("esc50", "DATA/5", {"test_fold": 3}, False, True, {"balance_labels": True, "repeats": 2}),
+        "audiocaps": ("audiocaps", "DATA/audiocaps", {}, False, True, {"balance_labels": False, "weight": 0.5}),
+    }
+    options = {"5": {"test_fold": 3, **found["5"][-1]}, "audiocaps": found["audiocaps"][-1]}
+    identity = {"dataset": "esc50+audiocaps", **options, "dataset_temperature": 2.0, "balance_labels": True}
+    assert data.identity_in_training == identity
+    streamed = DataArguments(datasets=['{"dataset": "hf", "data_dir": "a/b"}'], streaming=True)
+    assert [part.streaming for part in streamed.parts.values()] == [True]
+    alone = DataArguments("esc50", "ESC", {"test_fold": 2}, negatives="tables/hard.parquet")
+    assert alone.identity_in_training == {
+        "dataset": "esc50", "test_fold": 2, "dataset_temperature": None, "balance_labels": False,
+        "negatives": "hard.parquet",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("settings", "is_new"),
     [
@@ -453,6 +538,30 @@ def test_an_audio_encoder_is_new_from_scratch_or_with_random_weights(settings, i
             "text_layers is '1.5'; expected a number",
         ),
         (TrainedPartArguments, {"lora_rank": 1}, {"lora_rank": -1}, "lora_rank is -1; it must be positive"),
+        (ModelArguments, {"temperature": 1e-4}, {"temperature": 0.9e-4}, "temperature is 9e-05; it must be at least"),
+        (ModelArguments, {"temperature": 100.0}, {"temperature": 100.1}, "temperature is 100.1; it must be at least"),
+        (
+            PostTrainingArguments,
+            {"train_fraction": 0.01},
+            {"train_fraction": 0.0},
+            "train_fraction is 0.0; it must be",
+        ),
+        (PostTrainingArguments, {"train_fraction": 1.0}, {"train_fraction": 1.01}, "train_fraction is 1.01; it must"),
+        (
+            PostTrainingArguments,
+            {"num_phrasings": 1},
+            {"num_phrasings": 0},
+            "num_phrasings is 0; it must be at least 1",
+        ),
+        (PostTrainingArguments, {"pairs_per_epoch": 1}, {"pairs_per_epoch": 0}, "pairs_per_epoch is 0; it must be at"),
+        (PostTrainingArguments, {"stages": ["b"]}, {"stages": []}, r"stages is \[\]; expected a, b, or both"),
+        (MiningArguments, {"margin": -2.0}, {"margin": -2.1}, "margin is -2.1; it must be at least -2 and at most 2"),
+        (MiningArguments, {"margin": 2.0, "near": "text"}, {"margin": 2.1}, "margin is 2.1; it must be at least -2"),
+        (MiningArguments, {"first_rank": 1}, {"first_rank": 0}, "first_rank is 0; it must be at least 1"),
+        (MiningArguments, {"batch_size": 1}, {"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        (ReproductionArguments, {"scale": "full"}, {"scale": "big"}, "scale is 'big'; expected one of mini, full"),
+        (ReproductionArguments, {"on_bad_audio": "skip"}, {"on_bad_audio": "report"}, "one of error, skip"),
+        (DataArguments, {"selection_split": "test"}, {"streaming": True, "negatives": "n"}, "streaming .* negatives;"),
         (
             TrainedPartArguments,
             {"lora_rank": 1, "lora_alpha": 1},

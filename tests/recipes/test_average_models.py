@@ -36,10 +36,11 @@ def average(folders, output, *options):
 
 @pytest.mark.filterwarnings("ignore:.*has trained on 3")
 @pytest.mark.parametrize("weights", [None, (0.25, 0.75), (0.2, 0.3, 0.5), (1.5, -0.5)])
-def test_the_tensors_are_the_means_and_the_folder_is_complete(folders, tmp_path, weights):
+def test_the_tensors_are_the_means_and_the_folder_is_complete(folders, tmp_path, weights, capsys):
     count = len(weights or (0, 0))
     shares = weights or (0.5, 0.5)
     found = average(folders[:count], tmp_path / "soup", *(["--weights", *weights] if weights else []))
+    assert capsys.readouterr().out.splitlines()[-1] == f"the average of {count} models is in {tmp_path / 'soup'}"
     states = [SupCLAPModel.from_pretrained(folder).state_dict() for folder in folders[:count]]
     for name, value in found.state_dict().items():
         expected = sum(share * state[name].double() for share, state in zip(shares, states, strict=True))

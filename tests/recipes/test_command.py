@@ -354,8 +354,14 @@ def test_ctrl_c_prints_how_to_continue(environment, project):
     ("raised", "code", "told"),
     [
         (ChildFailedError("train", {1: ProcessFailure(1, 77, 1, "none")}), 1, ""),
-        (ChildFailedError("train", {1: ProcessFailure(1, 77, -9, "none")}), 1, "SIGKILL"),
+        (ChildFailedError("train", {1: ProcessFailure(1, 77, 143, "none")}), 143, ""),
+        (
+            ChildFailedError("train", {1: ProcessFailure(1, 77, -9, "none")}),
+            1,
+            "supclap: error: process 1 (pid 77) was killed by SIGKILL\n",
+        ),
         (SignalException("stopped", signal.SIGINT), 130, ""),
+        (SystemExit(), 0, ""),
     ],
 )
 def test_several_processes_end_without_the_traceback_of_their_launcher(monkeypatch, capsys, raised, code, told):
@@ -367,4 +373,4 @@ def test_several_processes_end_without_the_traceback_of_their_launcher(monkeypat
     monkeypatch.setenv("LOGLEVEL", "CRITICAL")
     monkeypatch.setenv("SUPCLAP_COMMAND", "")
     assert command.main(["train", "smoke.yaml"]) == code
-    assert told in capsys.readouterr().err
+    assert capsys.readouterr().err == told

@@ -48,6 +48,7 @@ def test_evaluations_are_paired_with_the_first(tmp_path, capsys):
     assert table.loc["first"][["difference", "p_value"]].isna().all()
     printed = capsys.readouterr().out
     assert "### esc50: retrieval, eng" in printed
+    assert printed.splitlines()[-1] == f"{tmp_path / 'out' / 'table.md'}, also as .html, .csv and .tex"
     assert "| model | text to audio R@1 (chance 5.0) |" in printed
     assert "| first | 25.0 (10.0 to 90.0) |" in printed
     assert "| second | 50.0 (10.0 to 90.0); +25.0 (" in printed

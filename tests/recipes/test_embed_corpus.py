@@ -319,6 +319,17 @@ def test_a_recording_with_several_bad_chunks_counts_once(folder, tmp_path, monke
     assert sorted({entry["clip_id"] for entry in bad}) == sorted(entry["clip_id"] for entry in bad)
 
 
+def test_an_unusable_recording_without_a_path_is_listed(tmp_path):
+    corpus = embed_corpus.Corpus({"all": [{"clip_id": "a", "audio_path": None}]})
+    nothing = encoding.AudioChunks(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0), ValueError("no sound"))
+    clips = [embed_corpus.Clip("a", "all", 0)]
+    embed_corpus.write_file(tmp_path / "a.parquet", corpus, clips, [nothing], 4, CorpusArguments())
+    found = embed_corpus.describe_files([tmp_path / "a.parquet"])
+    (file,) = found.pop("files")
+    assert found == {"chunks": 0, "bad_audio": [{"clip_id": "a", "audio_path": "", "reason": "no sound"}]}
+    assert (file["file"], file["rows"]) == ("data/a.parquet", 0)
+
+
 def test_a_recording_that_vanishes_is_listed(folder, tmp_path, monkeypatch):
     load = embed_corpus.load_corpus
 
@@ -491,6 +502,19 @@ def test_a_killed_shard_loses_nothing_and_writes_nothing_twice(folder, tmp_path)
     run_recipe(embed_corpus, "--output", outputs[0], "--finish")
     assert bytes_of(outputs[1]) == bytes_of(outputs[0])
     assert all(path.stat().st_mtime_ns == written for path, written in done.items())
+
+
+def test_unfinished_files_of_the_own_shard_are_removed(tmp_path):
+    (tmp_path / "plan.json.tmp").write_text("of a killed run")
+    embed_corpus.start_output(tmp_path, {"clips": 3})
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"clips": 3}
+    names = [f"embeddings-0000{number}-of-00002-00000.parquet{suffix}" for number in (0, 1) for suffix in ("", ".tmp")]
+    for name in names:
+        (tmp_path / "data" / name).touch()
+    embed_corpus.remove_unfinished(tmp_path, Shard(1, 2))
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == names[:3]
+    embed_corpus.remove_unfinished(tmp_path, Shard(0, 1))
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == names[::2]
 
 
 def test_a_shard_does_not_write_to_a_folder_of_something_else(folder, tmp_path):

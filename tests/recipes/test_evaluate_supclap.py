@@ -91,8 +91,13 @@ def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
     outcomes = (folder / "out_model0" / "outcomes.npz").read_bytes()
 
     run_recipe(evaluate_supclap, *words)
-    printed = capsys.readouterr().out
-    assert re.search(r"\b0 .*embeddings", printed)
+    heading, *_, last = capsys.readouterr().out.splitlines()
+    assert heading == f"{folder / 'model0'} on synthetic, split test: 24 clips"
+    assert re.fullmatch(
+        r"0 clips missing; 0 arrays of embeddings \(recordings, or captions in one language\) computed, \d+ read from "
+        rf"{folder / 'cache'}; {folder / 'out_model0' / 'results.json'} and report\.html \(\d+ s\)",
+        last,
+    )
     second = Results.load(folder / "out_model0")
     assert second.content["run"]["cache"]["embedded"] == 0
     assert second.scores == first.scores
@@ -181,6 +186,14 @@ def test_every_split_is_built_once(esc, monkeypatch, folds):
     assert data["without_rows"]["missing"] == 0
 
 
+def test_folds_that_share_clips_are_refused(esc):
+    args = EvaluationArguments(dataset="esc50", data_dir=str(esc), folds=[1, 2], split="train")
+    with pytest.raises(ValueError, match=r"the folds \[1, 2\] share clips in split 'train'; use --split test"):
+        evaluate_supclap.load_rows(args)
+    with pytest.raises(ValueError, match="there is no split 'dev'; the splits are train, "):
+        evaluate_supclap.join({"train": None, "test": None}, "dev+train")
+
+
 def test_recordings_shared_with_the_training_split_are_reported(folder, esc):
     esc50 = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
     options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
@@ -192,7 +205,7 @@ def test_recordings_shared_with_the_training_split_are_reported(folder, esc):
     assert any(f"for example {shared['examples'][0]};" in str(warning.message) for warning in warned)
 
 
-def test_clips_that_the_model_has_trained_on_are_refused(folder, esc, tmp_path):
+def test_clips_that_the_model_has_trained_on_are_refused(folder, esc, tmp_path, capsys):
     shutil.copytree(folder / "model0", tmp_path / "model")
     rows = datasets_scripts.load_splits("esc50", data_dir=str(esc), validation_fraction=0)
     save_trained_sources(rows["train"], tmp_path / "model")
@@ -203,9 +216,12 @@ def test_clips_that_the_model_has_trained_on_are_refused(folder, esc, tmp_path):
         run_recipe(evaluate_supclap, *words)
     with pytest.warns(UserWarning, match="8 of 8 clips"):
         run_recipe(evaluate_supclap, *words, "--allow_trained", "true")
-    assert Results.load(tmp_path / "out").content["run"]["trained_clips"] == 8
+    content = Results.load(tmp_path / "out").content
+    assert (content["run"]["trained_clips"], content["left_out"]) == (8, {"train": []})
+    assert {split: record["rows"] for split, record in content["data"].items()} == {"train": 8}
 
     run_recipe(evaluate_supclap, *words, "--split", "train+test", "--exclude_trained", "true")
+    assert "split train+test: 4 clips without 8 that the model has trained on\n" in capsys.readouterr().out
     results = Results.load(tmp_path / "out")
     assert (results.protocol["clips"], results.protocol["excluded_trained"]) == (4, 8)
     assert "8 clips that the model has trained on" in (tmp_path / "out" / "report.html").read_text()
@@ -375,6 +391,25 @@ def test_datasets_of_a_suite_lie_in_folders_of_their_names(folder, tmp_path):
     run_recipe(evaluate_supclap, *words, "--output_dir", tmp_path / "out")
     assert Results.load(tmp_path / "out" / "esc50" / "model0").protocol["clips"] == 4
     assert "esc50" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_models_of_equal_names_have_their_own_folders(folder, tmp_path, monkeypatch):
+    folders = []
+
+    def evaluate(args, model, rows, options, output):
+        folders.append(str(output.relative_to(tmp_path)))
+        return query_results([1, 0], protocol={"dataset": "synthetic", "languages": ["eng"]}, model={"name": "m"})
+
+    monkeypatch.setattr(evaluate_supclap, "evaluate", evaluate)
+    for number, name in enumerate(("one", "the other")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m").symlink_to(folder / f"model{number}")
+    monkeypatch.chdir(tmp_path)
+    run_recipe(evaluate_supclap, folder / "config.yaml", "--model", "one/m", "the other/m", "--output_dir", tmp_path)
+    assert folders == ["synthetic/one-m", "synthetic/the-other-m"]
+    assert sorted(pandas.read_csv(tmp_path / "table.csv")["model"].unique()) == ["one/m", "the other/m"]
+    with pytest.raises(ValueError, match=r"model is \['one/m', 'one/m'\]; pass --model with distinct folders"):
+        run_recipe(evaluate_supclap, folder / "config.yaml", "--model", "one/m", "one/m")
 
 
 def test_models_that_skip_different_recordings_have_a_table(folder, tmp_path, monkeypatch):

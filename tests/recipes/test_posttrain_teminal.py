@@ -123,6 +123,13 @@ def test_the_whole_training_split_trains_if_the_test_split_is_held_out(esc_folde
         posttrain_teminal.PostTrainingArguments(train_fraction=1, pool_splits=True)
 
 
+def test_a_dataset_without_a_training_split_is_refused(esc_folder):
+    args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder))
+    training = TemporalTrainingArguments(use_cpu=True)
+    with pytest.raises(ValueError, match=r"^esc50 has only the splits \['dev', 'test'\]; use --pool_splits true"):
+        posttrain_teminal.hold_out({"dev": None, "test": None}, args, training)
+
+
 def test_splits_are_checked_before_a_recording_is_read(esc_folder):
     args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder), **BOTH_HELD_OUT)
     splits, part = args.load_splits(), posttrain_teminal.LastPartArguments()
@@ -223,6 +230,17 @@ def test_both_stages_run_and_are_scored(run):
     assert 0 < trained["seconds"] < time.perf_counter() - IMPORTED
     assert 0 <= trained["best_validation"]["temporal_accuracy"] <= 1
     assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
+
+    protocol = dict(Results.load(run[0]).protocol)
+    assert len(protocol.pop("dataset_hash")) > 8
+    intervals = protocol.pop("intervals")
+    assert (intervals["method"], intervals["seed"]) == ("percentile bootstrap over pairs", 42)
+    described = {"dataset": "esc50", "origin": "esc50", "split": "held out", "languages": ["eng"], "seed": 42}
+    temporal = {"pairs": 12, "seed": 42, "max_audio_seconds": 1.0}
+    assert described | {"clips": 4, "classes": 4, "temporal": temporal} == {
+        name: protocol[name] for name in (*described, "clips", "classes", "temporal")
+    }
+    assert [f"{run[0]}/stage_{stage}/_resume" in run[1] for stage in "ab"] == [True, True]
 
 
 def test_the_recordings_of_the_training_are_recorded(run, esc_folder):

@@ -43,6 +43,16 @@ def test_a_table_contains_measured_and_printed_numbers(recipe, tmp_path):
     assert static["differences"] == [0.25, 0.25]
     assert static["low"] < 0.25 < static["high"]
     assert "low" not in baseline
+    assert baseline["chance"] == static["chance"] == 0.016
+    about = {name: value for name, value in content["rows"][1].items() if name not in ("scores", "model")}
+    assert about == {
+        "row": "table1_infonce_bi_static", "dataset": "synthetic", "baseline": "table1_infonce", "seeds": [0, 1],
+        "overlap": {"clips": 0, "trained": 0, "excluded": 0}, "left_out": {},
+        "cost": {"steps": 12, "captions": 96, "seconds": 1},
+    }  # fmt: skip
+    assert content["rows"][0]["baseline"] is None
+    assert (content["table"], content["scale"], content["settings"]) == ("supclap/table1", "mini", {})
+    assert content["versions"]["supclap"]
 
     text = (tmp_path / "mini" / f"{STEM}.md").read_text()
     assert "81.2 ± 8.8; +25.0 (" in text
@@ -173,6 +183,12 @@ def test_a_dry_run_names_missing_inputs(capsys, tmp_path):
     assert printed.count("missing: data of audiocaps for train: give --data_dir") == 1
     assert "minutes" not in printed
     assert "GiB" not in printed
+
+
+def test_the_command_has_the_functions_of_the_plan():
+    assert next(iter(reproduce.list_tables())) == "atri/table1"
+    with pytest.raises(AttributeError, match="__path__"):
+        _ = reproduce.__path__
 
 
 def test_outside_of_a_checkout_the_command_says_so(monkeypatch, tmp_path):

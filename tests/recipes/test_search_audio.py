@@ -121,14 +121,6 @@ def test_every_option_has_its_help():
         assert all(action.help for action in parser._actions)
 
 
-def test_the_page_gets_the_options_of_the_command(tmp_path, monkeypatch, capsys):
-    served = []
-    monkeypatch.setattr("modeling_supclap.search.app.serve", lambda **options: served.append(options))
-    search(capsys, "serve", tmp_path, "--port", 81, "--recordings", "sounds", "--device", "cpu")
-    chosen = {"index": str(tmp_path), "port": 81, "recordings": "sounds", "device": "cpu"}
-    assert served == [{"model": None, "host": "127.0.0.1", "share": False, "trust_remote_code": False, **chosen}]
-
-
 @pytest.fixture(scope="module")
 def index(saved, tmp_path_factory):
     """Index of three tones in two folders."""
@@ -169,6 +161,49 @@ def test_many_texts_become_tables(index, tmp_path, capsys):
     text = search(capsys, *words)
     assert text.index("a dog barks:") < text.index("rain falls:")
     assert text.count(".wav") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["rain"], {"k": 10, "within": None, "exact": False, "merge_overlaps": True}),
+        (["rain", "-k", "3", "--exact", "--all_windows", "--within", "site", "--threshold", "0.5"],
+         {"k": 3, "within": "site", "exact": True, "merge_overlaps": False, "threshold": 0.5}),
+        (["rain", "--threshold", "0"],
+         {"k": None, "within": None, "exact": False, "merge_overlaps": True, "threshold": 0.0}),
+    ],
+)  # fmt: skip
+def test_the_options_of_a_query_reach_the_search(words, options):
+    searcher = mock.Mock()
+    arguments = search_audio.make_parser().parse_args(["query", "index", *words, "--language", "fra"])
+    assert search_audio.find_answers(searcher, arguments) == searcher.search_texts.return_value
+    searcher.search_texts.assert_called_once_with(["rain"], "fra", **options)
+
+    arguments = search_audio.make_parser().parse_args(["query", "index", "--audio", "a.wav", "--end", "5", *words[1:]])
+    ((query, hits, stands_out),) = search_audio.find_answers(searcher, arguments)
+    assert (query, hits, stands_out) == ("a.wav", searcher.search.return_value, None)
+    searcher.embed_audio.assert_called_once_with("a.wav", 0.0, 5.0)
+    searcher.search.assert_called_once_with(vector=searcher.embed_audio.return_value, **options)
+
+
+def test_the_options_of_an_index_reach_its_builder(monkeypatch, capsys):
+    load, build = mock.Mock(), mock.Mock(return_value="a report")
+    monkeypatch.setattr("modeling_supclap.evaluation.load_embedding_model", load)
+    monkeypatch.setattr("modeling_supclap.search.build_index", build)
+    several = {"window_seconds": 4.0, "hop_seconds": 1.5, "batch_size": 7, "num_workers": 3, "precision": "int8"}
+    several |= {"width": 64, "channel": 1}
+    plain = {"window_seconds": 5.0, "hop_seconds": 2.5, "batch_size": 32, "num_workers": None, "precision": "float32"}
+    plain |= {"width": None, "channel": None}
+    words = [word for name, value in several.items() for word in (f"--{name}", value)]
+    for more, options, device, trust in (([], plain, None, False), ([*words, "--quiet"], several, "cpu", True)):
+        more = [*more, *(["--device", "cpu", "--trust_remote_code"] if trust else [])]
+        printed = search(capsys, "index", "sounds", "--model", "m", "--index", "i", *more)
+        assert printed == "a report\n"
+        load.assert_called_with("m", device=device, trust_remote_code=trust)
+        (model, folder, index), passed = build.call_args
+        assert (model, folder, index) == (load.return_value, "sounds", "i")
+        shown, process, barrier = (passed.pop(name) for name in ("show_progress_bar", "process", "barrier"))
+        assert (passed, shown, process, callable(barrier)) == (options, "--quiet" not in more, (0, 1), True)
 
 
 def test_labels_of_audacity_are_written_for_each_recording(index, tmp_path, capsys):
@@ -216,7 +251,7 @@ def test_unclear_queries_are_refused(index, tmp_path, capsys, words, name):
     assert name in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_serve_takes_all_options_of_its_command(monkeypatch):
+def test_serve_takes_all_options_of_its_command(monkeypatch, capsys):
     from modeling_supclap.search import app
 
     options = set(vars(search_audio.make_parser().parse_args(["serve", "index"]))) - {"command"}
@@ -228,12 +263,15 @@ def test_serve_takes_all_options_of_its_command(monkeypatch):
         app.serve("index", port=0, device="cpu", trust_remote_code=True)
     searcher.assert_called_once_with("index", None, "cpu", True)
 
-    serve = mock.Mock()
-    monkeypatch.setattr(app, "serve", serve)
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "serve", "index", "--port", "81", "--share"])
-    search_audio.main()
-    values = {"model": None, "device": None, "trust_remote_code": False, "recordings": None, "host": "127.0.0.1"}
-    serve.assert_called_once_with(index="index", port=81, share=True, **values)
+    served = []
+    monkeypatch.setattr(app, "serve", lambda **options: served.append(options))
+    search(capsys, "serve", "index", "--port", 81, "--recordings", "sounds", "--device", "cpu")
+    search(capsys, "serve", "index", "--share")
+    shared = {"index": "index", "model": None, "host": "127.0.0.1", "trust_remote_code": False}
+    assert served == [
+        {**shared, "port": 81, "recordings": "sounds", "device": "cpu", "share": False},
+        {**shared, "port": 7860, "recordings": None, "device": None, "share": True},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """Checks before the first of several runs: missing inputs, overlaps, and finished runs on other data."""
 
 import csv
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import dataset_folders
+import numpy as np
 import pytest
 from builders import save_supclap
 from dataset_folders import youtube_id
+from datasets import Dataset
 from full_scale import write_sounds
 from recordings import tone_rows
 from results_fixtures import query_results
@@ -162,9 +166,69 @@ def test_a_dry_run_decodes_recordings_and_says_what_would_stop(tmp_path, capsys,
     found = [line for line in lines if line.startswith("  found") and "1 of 3 recordings of test" in line]
     assert (len(missing), len(found)) == ((1, 1) if check_audio else (0, 0))
     if check_audio:
-        assert "--on_bad_audio skip" in missing[0]  # the training stops
-        assert "left out" in found[0]  # the evaluation does not
-        assert youtube_id(28) in missing[0]
+        bad = f"1 of 3 recordings of test cannot be used, first that of clip '{youtube_id(28)}"
+        assert missing[0].startswith(f"  missing: data of audiocaps for train: {bad}")  # the training stops
+        assert missing[0].endswith("; --on_bad_audio skip leaves such recordings out")
+        assert found[0].startswith(f"  found: data of audiocaps: {bad}")  # the evaluation does not
+        assert found[0].endswith("; they are left out")
+
+
+def test_unusable_recordings_of_a_sample_are_counted_once(tmp_path, monkeypatch):
+    rows = tone_rows(tmp_path, 5)
+    first, second, *_ = np.random.default_rng(0).permutation(5).tolist()  # the sample
+    (tmp_path / f"tone_{first}.wav").write_bytes(b"junk")
+    monkeypatch.setattr(sweep, "SAMPLE_RECORDINGS", 2)
+    columns = {name: [row[name] for row in rows] for name in ("clip_id", "audio_path")}
+    train, test = Dataset.from_dict(columns), Dataset.from_dict(columns).select([first])
+    splits = {"train": train, "validation": rows, "test": test}  # rows that are no Dataset are not read
+
+    of_train, of_test = sweep.describe_bad_audio(splits, check_all=False).split("; ")
+    start = f" cannot be used, first that of clip 'clip{first}': "
+    assert of_train.startswith(f"1 of 2 sampled recordings of train{start}")
+    assert of_test.startswith(f"1 of 1 recordings of test{start}")
+    (tmp_path / f"tone_{second}.wav").write_bytes(b"junk")
+    assert sweep.describe_bad_audio(splits, check_all=False) == f"{of_train}; {of_test}"  # not read again
+    sweep._DECODED.clear()
+    assert sweep.describe_bad_audio(splits, check_all=True).startswith("2 of 5 recordings of train cannot be used")
+
+
+def test_the_folder_of_a_run_depends_on_its_settings_and_not_on_its_place(tmp_path):
+    (tmp_path / "esc50").mkdir()
+    args = ReproductionArguments(scale="full", output_dir="out", data_dir=str(tmp_path))
+    settings = {"dataset": "esc50", "svr_alpha": 1, "seed": 3, "model": "a/start", "output_dir": "elsewhere"}
+    step = sweep.build_step("row", "train", dict(settings), args)
+    folder = Path("out", "full", "runs", step.folder.name)
+    expected = {**settings, "data_dir": str(tmp_path / "esc50"), "output_dir": str(folder)}
+    assert (step.recipe, step.settings, step.folder) == ("train", expected, folder)
+    assert re.fullmatch("row-train-esc50-[0-9a-f]{8}-seed3", folder.name)
+
+    def name_of(args=args, recipe="train", **changed):
+        return sweep.build_step("row", recipe, {**settings, **changed}, args).folder.name
+
+    options = replace(args, data_dir=str(tmp_path / "esc50"), allow_missing=True, on_bad_audio="skip", output_dir="o")
+    assert {name_of(), name_of(options), name_of(model="b/start")} == {folder.name}
+    assert name_of(seed=4) == folder.name.replace("seed3", "seed4")
+    others = [name_of(model="a/other"), name_of(svr_alpha=2), name_of(dataset_config={"test_fold": 2})]
+    assert len({folder.name, *others}) == 4
+
+    trained = sweep.build_step("row", "train", dict(settings), options).settings
+    assert (trained["data_dir"], trained["allow_missing"]) == (str(tmp_path / "esc50"), True)
+    assert trained["on_bad_audio"] == "skip"
+    scored = sweep.build_step("row", "evaluate", dict(settings), options).settings
+    assert ("allow_missing" in scored, scored["on_bad_audio"]) == (False, "skip")
+    made = sweep.build_step("row", "train", {"seed": 0}, args)
+    assert ("data_dir" in made.settings, made.folder.name.startswith("row-train-synthetic-")) == (False, True)
+
+
+@pytest.mark.parametrize(("change", "count"), [({"seed": 1}, 1), ({"dataset_config": {"limit": 9}}, 2)])
+def test_runs_that_differ_only_in_their_seed_are_checked_once(tmp_path, monkeypatch, change, count):
+    row, calls = evaluated(tmp_path, split="test"), []
+    (train, _) = row.runs[0]
+    again = Step("train", {**train.settings, **change, "output_dir": "other"}, train.folder.with_name("again"))
+    monkeypatch.setattr(sweep, "check_data", lambda step, *_: calls.append(step) or [f"data of {step.recipe}"])
+    args = ReproductionArguments(output_dir=str(tmp_path))
+    found, missing = sweep.check_row(Row("row", "Row", None, "audiocaps", [[train], [again]]), None, args)
+    assert (calls, found, missing) == ([train, again][:count], ["data of train"] * count, [])
 
 
 @pytest.mark.parametrize(
@@ -183,6 +247,12 @@ def test_what_a_run_would_refuse_is_refused_before_the_first_run(tmp_path, chang
     row = evaluated(tmp_path, split="test")
     row.runs[0][0].settings.update(change)
     with pytest.raises(error, match=message):
+        check_rows("table", [row], ReproductionArguments(output_dir=str(tmp_path)))
+
+
+def test_what_an_evaluation_would_refuse_is_refused_before_the_first_run(tmp_path):
+    row = evaluated(tmp_path, split="test", zero_shot_templates=["clip"])
+    with pytest.raises(FileNotFoundError, match=r"data of audiocaps for evaluate: .*'clip'"):
         check_rows("table", [row], ReproductionArguments(output_dir=str(tmp_path)))
 
 

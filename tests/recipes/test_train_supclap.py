@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +39,7 @@ from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evalua
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.command import StoppedError
-from modeling_supclap.recipes.options import DataArguments, ModelArguments
+from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments
 from modeling_supclap.recipes.train_supclap import arguments_in_use, check_splits, require_usable_audio
 from modeling_supclap.training.callbacks import Averages, ThroughputCallback
 from modeling_supclap.training.contrastive_module import ContrastiveModule
@@ -287,6 +288,56 @@ def test_the_time_of_a_resumed_run_includes_the_time_before():
     args = SimpleNamespace(metric_for_best_model="mean_recall", world_size=1)
     trainer = SimpleNamespace(state=state, args=args, throughput=throughput)
     assert train_supclap.describe_training(trainer, {}, 0.0)["process_seconds"] >= 1e6
+
+
+def test_a_training_is_described_by_its_last_logs_and_mean_errors():
+    log = [{"loss": 4.0, "data_distribution_error": 0.5}, {"loss": 2.0, "data_distribution_error": 1.0, "bins": {}}]
+    state = TrainerState(log_history=log, best_metric=0.75, best_global_step=4, global_step=6)
+    args = SimpleNamespace(metric_for_best_model="mean_recall", world_size=2)
+    trainer = SimpleNamespace(state=state, args=args, throughput=SimpleNamespace(process_seconds=3.0))
+    found = train_supclap.describe_training(trainer, {"svr": "none"}, time.perf_counter() - 100)
+    assert 100 <= found.pop("seconds") < 200
+    peak = None if not torch.cuda.is_available() else found["peak_memory_mib"]
+    assert found == {
+        "best_validation": {"mean_recall": 0.75}, "best_step": 4, "steps": 6, "processes": 2, "process_seconds": 3.0,
+        "peak_memory_mib": peak, "last_logs": {"loss": 2.0, "data_distribution_error": 1.0},
+        "language_errors": {"data_distribution_error": 0.75}, "arguments": {"svr": "none"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "audio", "text"),
+    [
+        ({}, {0, 1}, {0, 1}),
+        ({"train_last_layers": "1"}, {1}, {1}),
+        ({"train_last_layers": "all"}, {0, 1}, {0, 1}),
+        ({"train_last_layers": "all", "audio_layers": "0"}, set(), {0, 1}),
+        ({"train_last_layers": "0", "text_layers": "2"}, set(), {0, 1}),
+        ({"audio_layers": "2"}, {0, 1}, {1}),  # one block of the other tower
+    ],
+)
+def test_the_last_blocks_of_each_tower_are_trained(options, audio, text):
+    model = builders.supclap_model()
+    train_supclap.choose_parameters(TrainedPartArguments(**options), model)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for tower, pattern, blocks in (("audio", r"blocks\.(\d)", audio), ("text", r"layer\.(\d)", text)):
+        found = re.findall(rf"^{tower}_model\.(?:encoder\.)?{pattern}", "\n".join(trained), re.MULTILINE)
+        assert set(map(int, found)) == blocks
+    assert "logit_scale" in trained
+
+
+def test_adapters_have_the_rank_scale_and_blocks_of_the_options(monkeypatch):
+    calls = []
+    monkeypatch.setattr("modeling_supclap.training.lora.add_lora", lambda model, **options: calls.append(options))
+    model = builders.supclap_model(builders.supclap_config(logit_bias=-10.0))
+    train_supclap.choose_parameters(TrainedPartArguments(lora_rank=2, train_temperature=False), model)
+    train_supclap.choose_parameters(TrainedPartArguments(lora_rank=3, lora_alpha=1, audio_layers="all"), model)
+    assert calls == [
+        {"rank": 2, "alpha": 16, "audio_layers": 1, "text_layers": 1},
+        {"rank": 3, "alpha": 1, "audio_layers": 2, "text_layers": 1},
+    ]
+    assert not model.logit_scale.requires_grad
+    assert not model.logit_bias.requires_grad  # as the temperature
 
 
 @pytest.mark.process
@@ -539,6 +590,11 @@ def test_the_card_describes_the_run(run):
             {"audio_encoder": "a/b", "text_encoder": "c/d"},
             {"audio_config", "text_config", "vocab_size", "temperature"},
             {"text_pooling"},
+        ),
+        (
+            {"audio_encoder": "a/b", "text_encoder": "c/d", "random_weights": ["text"]},
+            {"audio_config", "vocab_size", "logit_bias"},
+            {"text_config", "random_weights"},
         ),
         ({"model": "a/b"}, {"audio_encoder", "projection_dim", "temperature", "text_pooling"}, {"model"}),
     ],

@@ -201,7 +201,7 @@ def test_the_input_to_translate_must_be_unambiguous(arguments, message):
     [
         (["--languages", "eng", "fra"], "languages.*'eng'"),
         (["--languages", "fra", "fra"], "languages.*'fra', 'fra'"),
-        (["--languages", "fr"], "languages.*'fr'"),
+        (["--languages", "fr", "deu"], r"languages contains \['fr'\]; give ISO 639-3 codes such as eng, "),
         (["--output", "out.csv"], r"out\.csv"),
         (["--back_sampel", "1"], "'back_sampel'.*back_sample"),
     ],

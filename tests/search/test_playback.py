@@ -86,6 +86,12 @@ def test_the_waveform_of_a_part_has_its_peaks(tmp_path, suffix):
     assert heights.max() == pytest.approx(48, abs=0.1)
 
 
+def test_a_part_of_fewer_samples_than_columns_is_drawn(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.full(100, 0.5), 8000)
+    heights = 50 - np.array(re.findall(r"M\d+ ([\d.]+)V", draw_waveform(tmp_path / "a.wav", 8000, 0.0, 5.0)), float)
+    assert heights.tolist() == [48.0] * 100 + [0.0] * 100
+
+
 def test_silence_is_a_line(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(16000), 16000)
     drawing = draw_waveform(tmp_path / "a.wav", 8000, 0.0, 5.0)

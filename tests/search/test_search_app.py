@@ -76,6 +76,16 @@ def test_the_windows_of_a_strip_lie_side_by_side_up_to_the_end_of_the_recording(
     assert 'viewBox="0 0 9.000 10"' in shown
 
 
+def test_a_recording_of_one_window_is_drawn(searcher, monkeypatch):
+    """Without a span of scores, because the background is not above them."""
+    (hit,) = searcher.search("middle", k=1)
+    monkeypatch.setattr(Searcher, "strip", lambda *_: (np.array([0.0]), np.array([0.5])))
+    monkeypatch.setattr(Searcher, "background", lambda *_: 0.25)
+    shown = render_hits(searcher, [hit], searcher.embed("middle"))
+    assert re.findall('fill-opacity="([^"]+)"', shown) == ["1.000"]
+    assert re.findall(r'<rect x="([^"]+)" y="0" width="([^"]+)" height="10" fill="#', shown) == [("0.000", "5.000")]
+
+
 def test_the_strips_of_a_page_can_be_compared(searcher, folder):
     vector = searcher.embed("high")
     hits = searcher.search("high", k=5)

@@ -118,6 +118,17 @@ def everything(path):
     return sorted((row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows)
 
 
+def test_an_index_at_an_address_has_no_lock_and_is_updated(fake_model, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    index = f"file://{folder.parent}/at an address"
+    assert index_folder(fake_model, folder, index).added == 3
+    (folder / "short.ogg").unlink()
+    report = index_folder(fake_model, folder, index)
+    assert (report.removed, report.unchanged) == (1, 2)
+    assert Searcher(index, load_embedding_model(fake_model)).search("high", k=1)[0].file == "long.wav"
+    assert not list(folder.parent.glob("file:*"))
+
+
 def test_two_files_that_swap_names_with_equal_size_and_time_are_read_again(fake_model, folder):
     for name in ("a.wav", "b.wav"):
         soundfile.write(folder / name, tone(PITCHES["low" if name == "a.wav" else "high"], 3.0), RATE)
@@ -143,7 +154,7 @@ def test_the_folder_at_an_address_is_indexed(fake_model, folder, tmp_path):
     assert (report.added, report.unchanged) == (0, 3)
 
 
-def test_a_copied_folder_is_recognised_by_its_content(fake_model, folder):
+def test_a_copied_folder_is_recognised_by_its_content(fake_model, folder, monkeypatch):
     build(fake_model, folder)
     shutil.copytree(folder, folder.parent / "copy")
     shutil.rmtree(folder)
@@ -151,6 +162,8 @@ def test_a_copied_folder_is_recognised_by_its_content(fake_model, folder):
     time.sleep(0.01)
     fake_model.num_encoded = 0
     assert (build(fake_model, folder).unchanged, fake_model.num_encoded) == (3, 0)
+    monkeypatch.setattr(index_module, "file_sha256", None)  # the new times are stored
+    assert build(fake_model, folder).unchanged == 3
 
 
 def test_unreadable_files_are_listed_and_tried_again(fake_model, folder):
@@ -245,13 +258,18 @@ def test_a_recording_that_vanishes_and_a_link_to_itself_are_skipped(fake_model, 
     assert (report.unreadable, report.windows, report.unchanged) == ({}, 29, 3)
 
 
-def test_files_with_read_errors_are_tried_again(fake_model, folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError("the disk is gone"), "the disk is gone"), (OSError(), "OSError()")]
+)
+def test_files_with_read_errors_are_tried_again(fake_model, folder, monkeypatch, error, reason):
     def fail(self, *_, **options):
-        raise OSError("the disk is gone")
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(Recording, "read", fail)
-        assert len(build(fake_model, folder).unreadable) == 3
+        report = build(fake_model, folder)
+    assert report.unreadable == dict.fromkeys(["long.wav", "short.ogg", "deep/middle's.flac"], reason)
+    assert (report.added, report.windows) == (0, 0)
     assert build(fake_model, folder).unreadable == {}
 
 
@@ -470,6 +488,16 @@ def test_a_slow_model_writes_before_all_windows_are_there(monkeypatch):
     monkeypatch.setattr(index_module.time, "monotonic", lambda: next(clock))
     sizes = [len(batch) for batch in index_module.write_batches(short_files(20))]
     assert sizes == [9, 9, 2]
+
+
+def test_a_write_has_a_number_of_windows_and_a_file_without_windows_counts_as_one(monkeypatch):
+    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 4)
+    (entry,) = short_files(1)
+    entries = []
+    for count in (0, 0, 3, 3, 1, 0):
+        entries.append(entry._replace(windows=AudioChunks(np.zeros((count, 16)), np.zeros(count), np.ones(count))))
+    sizes = [[len(each.windows.onset_seconds) for each in batch] for batch in index_module.write_batches(entries)]
+    assert sizes == [[0, 0, 3], [3, 1], [0]]
 
 
 def test_fragments_are_merged_when_they_have_doubled(fake_model, tmp_path, monkeypatch):

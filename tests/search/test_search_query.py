@@ -8,6 +8,7 @@ import pytest
 import soundfile
 from fake_models import PITCHES, RATE, build, tone
 
+from modeling_supclap.audio_input import Recording
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import query as query_module
@@ -318,6 +319,15 @@ def test_a_part_of_a_recording_is_an_example(searcher, folder):
     for start, end in ((60.0, None), (61.0, 65.0), (35.0, 31.0), (-1.0, 5.0)):
         with pytest.raises(ValueError, match=rf"long\.wav has no sound from {start:g} s.*60 s"):
             searcher.embed_audio(tape, start, end)
+
+
+def test_a_part_of_a_recording_of_unknown_length_is_an_example(searcher, folder, monkeypatch):
+    tape = folder / "long.wav"
+    part = searcher.embed_audio(tape, 31.0, 35.0)
+    monkeypatch.setattr(Recording, "get_seconds", lambda _: None)
+    np.testing.assert_array_equal(searcher.embed_audio(tape, 31.0, 35.0), part)
+    with pytest.raises(ValueError, match="from 35 s to 31 s"):
+        searcher.embed_audio(tape, 35.0, 31.0)
 
 
 def test_several_texts_are_answered_as_each_alone(searcher):

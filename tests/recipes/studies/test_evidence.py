@@ -141,6 +141,36 @@ def test_equal_seconds_count_the_cost_of_a_step():
     assert arms["new"]["differences"]["seconds"]["mean"] == pytest.approx(expected)
 
 
+def test_a_level_that_one_seed_does_not_reach_has_no_ratio():
+    new = [[0.2, 0.4, 0.5], [0.2, 0.3, 0.4], [0.2, 0.4, 0.5]]  # of 0.45, 0.459 and 0.468
+    arms, verdict = judged(new, converged=False)
+    assert arms["new"]["to_90"] == {}
+    assert verdict == "open, because the baseline has not converged"
+    cells = evidence.describe_arm(arms["new"], arms["base"])
+    assert cells["steps to 90 %, ratio"] == cells["seconds to 90 %, ratio"] == "not reached"
+    assert list(cells)[:4] == ["arm", "100 steps", "200 steps", "400 steps"]
+    assert (cells["arm"], cells["cost of the longest run"]) == ("New", "400 steps, 3,200 captions, 400 seconds")
+
+
+def test_an_arm_of_other_lengths_states_its_steps():
+    def summary(*counts):
+        points = [[{"steps": count, "captions": 8 * count}] for count in counts]
+        return {
+            "model": "A",
+            "points": points,
+            "scores": [{"mean": 0.5, "low": 0.25, "high": 0.75}] * len(counts),
+            "to_90": {},
+        }
+
+    cells = evidence.describe_arm(summary(100, 300), summary(100, 200, 400))
+    assert [cells[f"{count} steps"] for count in (100, 200, 400)] == [
+        "50.0 (25.0 to 75.0)", "50.0 (25.0 to 75.0) after 300 steps", "",
+    ]  # fmt: skip
+    assert cells["difference at the end"] == " after 300 steps"
+    assert (cells["steps to 90 %, ratio"], cells["seconds to 90 %, ratio"]) == ("not reached after 300 steps", "")
+    assert cells["cost of the longest run"] == "300 steps, 2,400 captions"
+
+
 def test_arms_without_a_common_cost_are_not_compared():
     """The shortest run of the method takes longer than the longest run of the baseline."""
     points = {
@@ -356,6 +386,7 @@ def test_settings_that_diverge_are_left_out_of_the_tuning(monkeypatch, tmp_path)
 
 def test_a_dry_run_trains_nothing(train, tmp_path, monkeypatch, capsys):
     words = ["evidence/svr", "--output_dir", str(tmp_path), "--data_dir", str(tmp_path), "--dry_run", "true"]
+    words += ["--settings", '{"weight_decay": 0.5}']  # which the study does not tune
     monkeypatch.setattr(sys, "argv", ["supclap reproduce", *words])  # generated scenes ignore data_dir
     reproduce.main()
     assert not train

@@ -9,6 +9,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.recipes import train_supclap
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import SCALES, ReproductionArguments
+from modeling_supclap.recipes.studies import plan as plan_module
 from modeling_supclap.recipes.studies.plan import (
     PUBLISHED_CLIPS,
     find_studies,
@@ -105,19 +106,30 @@ def test_selected_rows_and_datasets_exist(tmp_path, names, options, message):
         select(names, ReproductionArguments(scale="mini", output_dir=str(tmp_path), **options))
 
 
-def test_a_table_without_the_scale_is_refused_alone_and_left_out_among_others(tmp_path):
+def test_a_table_without_the_scale_is_refused_alone_and_left_out_among_others(tmp_path, capsys):
     args = ReproductionArguments(scale="full", output_dir=str(tmp_path))
-    lacking = [name for name, table in TABLES.items() if "no_full" in table]
+    lacking = {name: table["no_full"] for name, table in TABLES.items() if "no_full" in table}
     assert lacking
-    for name in lacking:
-        with pytest.raises(ValueError, match=f"{name} has no dataset at scale full: {TABLES[name]['no_full']}"):
+    for name, reason in lacking.items():
+        with pytest.raises(ValueError, match=f"{name} has no dataset at scale full: {reason}"):
             select([name], args)
+    assert capsys.readouterr().out == ""
     studies, tables = select(["supclap"], args)
     assert (studies, set(lacking) & set(tables)) == ({}, set())
     assert "supclap/table1" in tables
+    lines = [f"{name} has no dataset at scale full: {reason}; it is left out" for name, reason in lacking.items()]
+    assert capsys.readouterr().out.splitlines() == lines
     studies, tables = select(["evidence", "supclap/table1"], args)
     assert (len(studies) > 1, list(tables)) == (True, ["supclap/table1"])
     assert select(["evidence/kcl"], args)[1] == {}  # no table is named
+
+
+def test_several_tables_without_the_scale_are_refused(monkeypatch, capsys):
+    table = {"mini": {"synthetic": "mini.yaml"}, "groups": []}  # of a user, who has not stated the reason
+    monkeypatch.setattr(plan_module, "list_tables", lambda: {"mine/table1": table, "mine/table2": table})
+    with pytest.raises(ValueError, match=r"^mine/table2 has no dataset at scale full: not yet$"):
+        select(["mine"], ReproductionArguments(scale="full"))
+    assert capsys.readouterr().out == "mine/table1 has no dataset at scale full: not yet; it is left out\n"
 
 
 @pytest.mark.parametrize(("recipe", "more"), [("posttrain", {}), ("evaluate", {"folds": [1, 2, 3, 4, 5]})])
@@ -130,7 +142,7 @@ def test_a_part_of_a_dataset_is_not_the_published_one(tmp_path, recipe, more):
     refuse_few_clips(Step("evaluate", {"dataset": "esc50", "data_dir": data_dir}, tmp_path), {"test": range(600)})
 
 
-@pytest.mark.parametrize(("lost", "is_accepted"), [(3, True), (5, False)])
+@pytest.mark.parametrize(("lost", "is_accepted"), [(4, True), (5, False)])
 def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, is_accepted):
     made = dataset_folders.audiocaps(tmp_path, train=20, held_out=2)
     for path in made.audio[:lost]:
@@ -143,6 +155,29 @@ def test_a_fifth_of_the_recordings_may_be_missing(tmp_path, monkeypatch, lost, i
         return refuse_few_clips(step, splits)
     with pytest.raises(ValueError, match="train has 15 clips of 20"):
         refuse_few_clips(step, splits)
+
+
+def test_datasets_that_need_a_folder_are_left_out_without_one(capsys):
+    scale = {"recordings": {"base": "mini.yaml", "needs_data": True}, "synthetic": "mini.yaml"}
+    table = {
+        "mini": scale,
+        "groups": [{"table1_infonce": "InfoNCE"}, {"table1_siglip": {"model": "S", "only": "full"}}],
+    }
+
+    def find(**options):
+        rows = plan("supclap/x", table, ReproductionArguments(seeds=[0, 1], **options))
+        return [(row.name, row.model, row.baseline, row.dataset, len(row.runs)) for row in rows]
+
+    of_generated = [("table1_infonce", "InfoNCE", None, "synthetic", 2)]
+    assert find() == of_generated
+    assert capsys.readouterr().out == "supclap/x: recordings is left out because it needs --data_dir\n"
+    of_both = [("table1_infonce", "InfoNCE", None, "recordings", 2), *of_generated]
+    assert find(data_dir="d") == find(dry_run=True) == of_both
+    assert find(datasets=["synthetic"]) == of_generated
+    assert find(rows=["table1_siglip"], data_dir="d") == []
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match="all datasets of supclap/x need --data_dir"):
+        find(datasets=["recordings"])
 
 
 def test_both_scales_of_teminal_train_on_the_captions_of_its_evaluation(tmp_path):

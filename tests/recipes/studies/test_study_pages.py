@@ -1,5 +1,7 @@
 """The generated pages are those of the committed files."""
 
+import json
+
 import pytest
 import torch
 import yaml
@@ -22,6 +24,37 @@ def test_a_claim_about_a_table_with_several_datasets_names_one(tmp_path, monkeyp
     monkeypatch.setattr(pages, "STUDIES", tmp_path)
     with pytest.raises(ValueError, match="esc10"):
         pages.list_claims()
+
+
+def test_a_claim_has_the_control_of_its_study(tmp_path, monkeypatch):
+    (tmp_path / "results" / "mini").mkdir(parents=True)
+    (tmp_path / "results" / "evidence").mkdir()
+    score = {"values": [0.7, 0.8], "differences": [0.2, 0.25], "low": 0.1, "high": 0.35}
+    rows = [{"row": "new", "baseline": "base", "dataset": "esc10", "seeds": [0, 1], "scores": {"R@1": score}}]
+    (tmp_path / "results" / "mini" / "t.json").write_text(json.dumps({"rows": rows}))
+    verdicts = {
+        "a": "holds as a speed-up, explained by a control: X, explained by a control",
+        "b": "open",
+        "c": "holds",
+    }
+    for name, verdict in verdicts.items():
+        (tmp_path / "results" / "evidence" / f"{name}.json").write_text(json.dumps({"verdict": verdict}))
+    entry = {"table": "t", "row": "new", "baseline": "base", "columns": ["R@1"]}
+    claims = [{**entry, "claim": f"claim {name}", "study": name, "change": "up"} for name in verdicts]
+    claims.append({**entry, "claim": "down", "study": "a", "change": "down"})
+    claims.append({**entry, "claim": "gain", "change": "up", "gain": True})
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(claims))
+    monkeypatch.setattr(pages, "STUDIES", tmp_path)
+    heading, *lines = pages.list_claims().lines
+    assert heading == ["claim", "difference, 95 % interval", "seeds", "verdict"]
+    interval = "+22.5 (+10.0 to +35.0)"
+    assert lines == [
+        ["claim a", interval, "2", "holds, explained by a control: X, explained by a control"],
+        ["claim b", interval, "2", "holds"],
+        ["claim c", interval, "2", "holds"],
+        ["down", interval, "2", "does not hold"],
+        ["gain", interval, "2", "holds as a speed-up"],
+    ]
 
 
 def test_the_command_writes_each_page(tmp_path, monkeypatch):
