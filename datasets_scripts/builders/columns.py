@@ -327,7 +327,7 @@ def plain(name: Any) -> str:
     >>> plain("Begin Time (s)"), plain("caption_zh-CN"), plain("startTime")
     ('begin_time_s', 'caption_zh_cn', 'start_time')
     """
-    words = re.sub("(?<=[a-z0-9])(?=[A-Z])", " ", unicodedata.normalize("NFC", str(name)))
+    words = re.sub("(?<=[a-z0-9])(?=[A-Z])", " ", str(name))
     return re.sub(r"[\W_]+", "_", words.casefold()).strip("_")
 
 
@@ -343,7 +343,7 @@ def _split_time(name: str) -> tuple[str, float | None]:
     return " ".join(word for word in words if word not in ("t", "time", "clip", "segment", "event")), unit
 
 
-def language_code(key: str) -> str:
+def language_code(key: Any) -> str:
     """Return the ISO 639-3 code of a language code with two or three letters or of an English name, or "".
 
     >>> language_code("DEU"), language_code("zh-CN"), language_code("German"), language_code("raw2")
@@ -376,12 +376,13 @@ def clean_texts(texts: Iterable[Any]) -> tuple[str, ...]:
 
 def parse(cell: Any) -> Any:
     """Parse a cell if it is a list or an object, in JSON, Python or numpy form; return others unchanged."""
-    if isinstance(cell, str) and _NUMPY_TEXTS.fullmatch(cell.strip()):
-        return [ast.literal_eval(text) for text in _QUOTED.findall(cell)]
-    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
+    text = cell.strip() if isinstance(cell, str) else ""
+    if _NUMPY_TEXTS.fullmatch(text):
+        return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
+    if text[:1] in ("[", "{"):
         for read in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return read(cell.strip())
+                return read(text)
     return cell
 
 
@@ -389,7 +390,7 @@ def read_texts(cell: Any, language: str, where: str) -> Iterator[tuple[str, Sequ
     """Yield the captions in a parsed cell as (language, texts); plain texts are in `language`."""
     if isinstance(cell, Mapping):
         for key, texts in cell.items():
-            if not (code := language_code(str(key))):
+            if not (code := language_code(key)):
                 raise ValueError(f"{where}: unknown language {key!r}; use ISO 639-3 codes such as 'eng'")
             if texts is not None:
                 yield from read_texts(texts, code, where)

@@ -64,7 +64,7 @@ class Recordings:
         form (macOS changes names), or the only one that differs in letter case or is percent-encoded.
         """
         file = name if name in self._names else None
-        if file is None and not os.path.isabs(name):
+        if file is None:
             file = self._by_path.get(_format_free(name)) or self._by_loose_path.get(_loose(name))
         path = self.folder / (file or name)  # `name` itself if it is absolute
         return path if file is not None or path.is_file() else None
@@ -85,7 +85,7 @@ class Recordings:
             keys = [self._key(os.path.join(folder, name)) for folder in folders]
             found[start, name] = next(((key, path) for key in keys if (path := self.at(key))), (keys[0], None))
             if found[start, name][1] is None and re.match(r"/|\w+:/", name):
-                parts = unquote(name.partition("?")[0]).split("/")
+                parts = name.partition("?")[0].split("/")
                 paths = (self.at("/".join(parts[first:])) for first in range(1, len(parts)))
                 if path := next(filter(None, paths), None):
                     ends[start, name] = path
@@ -129,7 +129,7 @@ class Recordings:
                 matches[missing[text]] = files[text]
         return {name: self.folder / file for name, file in matches.items()}
 
-    def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
+    def within(self, word: str, others: Collection[str] = ()) -> "Recordings":
         """Return the recordings of one part of a dataset, such as its split "development".
 
         These are the files with `word` (in lower case) in their folder path, or else with none of the words `others`.
@@ -170,7 +170,7 @@ class Recordings:
 
 
 def find_segments(
-    recordings: Recordings, segments: Sequence[Segment], ends: Mapping[Segment, float] | None = None
+    recordings: Recordings, segments: Collection[Segment], ends: Mapping[Segment, float] | None = None
 ) -> dict[Segment, Path]:
     """Find the files of clips from YouTube videos by the file name formats in `YOUTUBE_NAMINGS`.
 
