@@ -43,6 +43,7 @@ def test_one_part_is_enough_and_labels_may_have_space_or_be_missing(tmp_path):
     (row,) = builder.as_dataset()["test"]
     assert (row["labels"], row["license"]) == (["Bark", "Dog", "Animal"], "unknown (Freesound)")
     assert builder.report() == {"missing": ["102"], "left_out": {"empty caption": ["101"]}}
+    assert builder.labels == {"Bark", "Dog", "Animal", "Speech"}  # of all lines
 
 
 def test_an_unknown_split_is_named(tmp_path):

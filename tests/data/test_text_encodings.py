@@ -17,6 +17,8 @@ TEXTS = {
     "ell": ("cp1253", "a.wav,Δυνατή βροχή\n"),
     "fra": ("cp1252", "a.wav,La pluie tombe sur un toit en tôle – là-bas, «fort»\n"),
     "deu": ("cp1252", "a.wav,Ein Hund bellt über die Straße\n"),
+    "tur": ("cp1254", "a.wav,Şiddetli yağmur çatıya düşüyor, köpek havlıyor\n"),
+    "lit": ("cp1257", "a.wav,Stiprus lietus beldžia į žalią stogą, šuo tyliai loja\n"),
 }
 
 
@@ -54,6 +56,8 @@ def test_punctuation_alone_is_the_same_in_all_encodings_of_the_languages(caplog)
         "ell": "zho jpn kor pol eng tur lit",
         "fra": "zho jpn kor rus ell",
         "deu": "zho jpn kor rus ell",
+        "tur": "zho jpn kor rus ell eng",
+        "lit": "zho jpn kor rus ell eng",
     }.items(),
 )
 def test_a_text_in_none_of_the_languages_is_refused(language, others):
