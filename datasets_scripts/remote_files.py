@@ -84,7 +84,7 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
     raise AssertionError  # the last attempt returns or raises
 
 
-def refuse_pointer(head: bytes, name: str) -> None:
+def refuse_pointer(head: bytes, name: str | Path) -> None:
     """Raise ValueError if a file begins like a pointer of Git LFS or git-annex, whose content was not downloaded."""
     if head.startswith((b"version https://git-lfs", b"/annex/objects/")):
         raise ValueError(f"{name} is a Git LFS pointer, not the file itself; run `git lfs pull`, or download the file")

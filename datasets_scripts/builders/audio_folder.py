@@ -144,7 +144,7 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
             if other != file:
                 kind = f"of the split {tables[file]} " if tables[file] else ""
                 raise ValueError(f"{self.folder} has several tables {kind}in one folder: {other}, {file}; keep one")
-        return list(seen.values())
+        return chosen
 
     def _find_texts(self) -> dict[str, str]:
         """Return the text files and tables with the name of a recording, as `{file: recording}`."""
@@ -166,11 +166,11 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
         own = ColumnOptions(caption_language=self.caption_language)
         tables = []
         for table, recording in self.find_tables().items():
-            lines = read_table(self.folder / table, languages, self.encoding, bool(recording))
-            names = list(dict.fromkeys(chain.from_iterable(line.values for line in lines)))
+            lines = read_table(self.folder / table, languages, self.encoding, recording != "")
+            names = dict.fromkeys(chain.from_iterable(line.values for line in lines))
             options = own if recording and set(names) <= set(LABEL_COLUMNS) else self
             try:
-                columns = Columns(names, options, languages | {*LANGUAGES}, captioned=bool(lines))
+                columns = Columns(names, options, languages | {*LANGUAGES}, captioned=len(lines) > 0)
             except ValueError as error:
                 raise ValueError(f"{self.folder / table}: {error}") from error
             tables.append((table, recording, columns, lines))
@@ -245,7 +245,8 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
             record = columns.read(values, where)
             if record["split"] not in ("", *SPLITS):
                 raise ValueError(f"{where}: the split is {record['split']!r}; expected one of {', '.join(SPLITS)}")
-            record["split"] = record["split"] or ("" if recording else _split_of_table(table)) or ""
+            if not recording:
+                record["split"] = record["split"] or _split_of_table(table)
             name = recording or str(values.get(columns.of_field.get("file_name", "file_name")) or "").strip()
             if not name:
                 raise ValueError(
@@ -329,4 +330,4 @@ def _split_of_table(file: str) -> str | None:
     words = set(re.findall(r"[^\W_]+", os.path.splitext(os.path.basename(file).casefold())[0]))
     splits = {SPLIT_NAMES[word] for word in words & SPLIT_NAMES.keys()}
     is_table = words <= _TABLE_WORDS | SPLIT_NAMES.keys() and words != {"manifest"}
-    return "".join(splits) if is_table and words and len(splits) < 2 else None
+    return "".join(splits) if is_table and len(splits) < 2 else None

@@ -51,7 +51,7 @@ class AudioCaps(RowBuilder):
 
         recordings = self.config.recordings
         segments = set[Segment]().union(*splits.values())
-        paths = find_segments(recordings, list(segments))
+        paths = find_segments(recordings, segments)
         for split, clips in splits.items():
             for segment, captions in clips.items():
                 # If no file is named after its video, the files are named after their captions.

@@ -37,7 +37,7 @@ class AudioSet(RowBuilder):
 
     def collect(self) -> Collection:
         collection, tables = Collection(), self.config.tables()
-        classes = read_csv(tables.pop("classes"), ("index", "mid", "display_name"))
+        classes = read_csv(tables.pop("classes"), ("mid", "display_name"))
         names = {line.values["mid"]: line.values["display_name"] for line in classes}
 
         clips: list[tuple[str, Line, Segment]] = []
@@ -49,7 +49,7 @@ class AudioSet(RowBuilder):
                     clips.append((split, line, segment))
 
         ends = {segment: line.number("end_seconds") for _, line, segment in clips}
-        paths = find_segments(self.config.recordings, list(ends), ends)
+        paths = find_segments(self.config.recordings, ends, ends)
         for split, line, segment in clips:
             mids = [mid.strip() for mid in line.values["positive_labels"].split(",") if mid.strip()]
             unknown = [mid for mid in mids if mid not in names]

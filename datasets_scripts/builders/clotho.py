@@ -37,7 +37,7 @@ class Clotho(RowBuilder):
         collection, tables = Collection(), self.config.tables()
         for split in filter(tables.__contains__, PARTS):
             part, lines = PARTS[split], read_csv(tables[split], ("file_name",))
-            recordings = self.config.recordings.within(part, list(PARTS.values()))
+            recordings = self.config.recordings.within(part, PARTS.values())
             paths = recordings.matching([line.values["file_name"] for line in lines])
             origins = read_origins(tables[f"{split}_origins"]) if f"{split}_origins" in tables else {}
             for line in lines:

@@ -338,7 +338,7 @@ def plain(name: Any) -> str:
     >>> plain("Begin Time (s)"), plain("caption_zh-CN"), plain("startTime")
     ('begin_time_s', 'caption_zh_cn', 'start_time')
     """
-    words = re.sub("(?<=[a-z0-9])(?=[A-Z])", " ", unicodedata.normalize("NFC", str(name)))
+    words = re.sub("(?<=[a-z0-9])(?=[A-Z])", " ", str(name))
     return re.sub(r"[\W_]+", "_", words.casefold()).strip("_")
 
 
@@ -396,12 +396,13 @@ def clean_texts(texts: Iterable[Any]) -> tuple[str, ...]:
 
 def parse(cell: Any) -> Any:
     """Parse a cell if it is a list or an object, in JSON, Python or numpy form; return others unchanged."""
-    if isinstance(cell, str) and _NUMPY_TEXTS.fullmatch(cell.strip()):
-        return [ast.literal_eval(text) for text in _QUOTED.findall(cell)]
-    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
+    text = cell.strip() if isinstance(cell, str) else ""
+    if _NUMPY_TEXTS.fullmatch(text):
+        return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
+    if text[:1] in ("[", "{"):
         for read in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return read(cell.strip())
+                return read(text)
     return cell
 
 

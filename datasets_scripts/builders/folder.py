@@ -94,12 +94,12 @@ class Collection:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
     def keep_apart(self, name: str, keeps_splits: bool = False) -> None:
-        """Remove all clips that share an audio file, or the same part of it, because it is unknown which it contains.
+        """Remove clips with several ids and one audio file, or the same part of it, which contains one of them at most.
 
         Then remove clips from a split if a later split (in the order train, validation, test) has the same source,
         recording or content. With `keeps_splits`, the counts of these clips are only logged, for the dataset `name`.
         """
-        counts = Counter(clip.audio for clip in chain(*self.clips.values()))
+        counts = Counter(audio for audio, _ in {(clip.audio, clip.clip_id) for clip in chain(*self.clips.values())})
         self._drop("one file for several clips", [counts[clip.audio] > 1 for clip in chain(*self.clips.values())])
 
         clips = list(chain(*self.clips.values()))

@@ -143,5 +143,5 @@ def _draw_recordings(clips: Sequence[FoldClip], fraction: float, seed: int) -> s
     held_out: set[str] = set()
     for _, recordings in sorted(recordings_of.items()):
         count = min(max(1, round(fraction * len(recordings))), len(recordings) - 1)
-        held_out.update(rng.permutation(recordings)[:count].tolist())
+        held_out.update(rng.permutation(recordings)[:count])
     return held_out

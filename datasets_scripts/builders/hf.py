@@ -80,7 +80,7 @@ class HubColumns(Columns):
         self.audio = config.audio_column or (audio[0] if len(audio) == 1 else self.of_field.get("file_name", ""))
         if not self.audio:
             raise ValueError(f"there is no column of recordings; set audio_column to one of {list(types)}")
-        kind = types.get(self.audio)
+        kind = types[self.audio]
         has_paths = isinstance(kind, _RECORDINGS) or (isinstance(kind, dict) and "path" in kind)
         self.channel = config.channel
         self.light = f"{self.audio}.path" if has_paths else self.audio
@@ -270,14 +270,14 @@ class HubDataset:
         kind = datasets.Features({"audio": datasets.Audio(decode=False)})
         audio = datasets.Dataset(pyarrow.table({"audio": stored}).cast(kind.arrow_schema))
         joined = datasets.concatenate_datasets([datasets.Dataset.from_list(rows, features=types), audio], axis=1)
-        return joined if len(usable) == len(rows) else joined.select(usable)
+        return joined.select(usable)
 
 
 def _unify_files(folder: Path) -> datasets.Features | None:
     """Return the common types of the Parquet files in a folder; raise ValueError if a column has none."""
     schema = None
-    for path in sorted(folder.rglob("*.parquet")) if folder.is_dir() else ():
-        refuse_pointer(path.open("rb").read(100), str(path))
+    for path in sorted(folder.rglob("*.parquet")):
+        refuse_pointer(path.open("rb").read(100), path)
         types = pyarrow.parquet.read_schema(path).remove_metadata()
         try:
             schema = pyarrow.unify_schemas([schema or types, types], promote_options="permissive")
@@ -295,10 +295,8 @@ def as_stored_audio(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedA
     The column may contain such structs, paths, bytes, or decoded audio (structs of `array` and `sampling_rate`), which
     is encoded as WAV of 32-bit floats. Raises ValueError if it contains something else.
     """
-    kind = getattr(column.type, "storage_type", column.type)
-    chunks = []
+    kind, chunks = column.type, []
     for chunk in column.chunks:
-        chunk = getattr(chunk, "storage", chunk)
         fields: dict[str, Any] = {}
         if str(kind) in _TEXTS:
             fields["path"] = chunk
@@ -336,7 +334,7 @@ def _storing_audio_as_paths() -> Iterator[None]:
     encoders = [kind.encode_example for kind in _RECORDINGS]
 
     def encode_example(self: Any, value: Any) -> Any:
-        return {"bytes": None, "path": value} if isinstance(value, str) else value
+        return {"path": value} if isinstance(value, str) else value
 
     for kind in _RECORDINGS:
         kind.encode_example = encode_example
@@ -350,7 +348,7 @@ def _storing_audio_as_paths() -> Iterator[None]:
 def _resolve_paths(stored: pyarrow.ChunkedArray, folder: Path) -> pyarrow.ChunkedArray:
     """Replace relative paths of recordings without bytes by paths in `folder`, if such files are there."""
     has_bytes = pc.any(pc.is_valid(pc.struct_field(stored, "bytes"))).as_py()
-    if has_bytes or not folder.is_dir():
+    if has_bytes:
         return stored
     rows = stored.to_pylist()
     for row in rows:

@@ -71,14 +71,10 @@ def read_csv(
         header: Whether the first line contains the column names.
         languages: Languages of the table, and `encoding` its encoding, as in `text_encodings.decode_text`.
     """
-    text = decode_text(path.read_bytes(), str(path), languages, encoding)
-    first_line, _, rest = text.partition("\n")
+    text = decode_text(path.read_bytes(), path, languages, encoding)
     unquoted = re.sub('"[^"]*"', "", text)
     head = re.search(r".*[,;\t|].*", unquoted)  # the first line may be a comment
     delimiter = max(",;\t|", key=(head[0] if head else "").count)
-    if separator := re.fullmatch("sep=(.)", first_line.strip("\r")):
-        text, delimiter = "\n" + rest, separator[1]
-
     rows = _split_tabs(text) if delimiter == "\t" else []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
@@ -95,7 +91,7 @@ def read_csv(
     while header and len(rows) > 1 and _is_title(rows[0][1]) and not _is_title(rows[1][1]):
         del rows[0]
     first = rows[0][1] if header and rows else []
-    names = first if header else list(columns)
+    names = first if header else columns
     if missing := sorted(set(columns) - set(names)):
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
     if repeated := [name for name in names if name and names.count(name) > 1]:
@@ -110,14 +106,14 @@ def read_csv(
             raise ValueError(
                 f"{where} has {len(cells)} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
             )
-        if not header or cells != first:
+        if cells != first:
             lines.append(Line(where, dict(zip(names, [*cells, *[""] * len(names)], strict=False))))
     return lines
 
 
 def _is_title(cells: Sequence[str]) -> bool:
     """Return whether a line above the header is a title, followed by empty cells, or a comment without separators."""
-    return cells[0] != "" and not any(cells[1:]) and (len(cells) > 1 or cells[0].startswith("#"))
+    return not any(cells[1:]) and (len(cells) > 1 or cells[0].startswith("#"))
 
 
 def _split_tabs(text: str) -> list[tuple[int, list[str]]]:
@@ -138,7 +134,7 @@ def _split_tabs(text: str) -> list[tuple[int, list[str]]]:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; raise ValueError with the path if it is not valid JSON."""
-    return _parse_json(decode_text(path.read_bytes(), str(path)), str(path))
+    return _parse_json(decode_text(path.read_bytes(), path), path)
 
 
 def read_table(
@@ -154,7 +150,7 @@ def read_table(
     if suffix == ".parquet":
         import pyarrow.parquet
 
-        refuse_pointer(path.open("rb").read(100), str(path))
+        refuse_pointer(path.open("rb").read(100), path)
         try:
             values = pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowException as error:
@@ -163,7 +159,7 @@ def read_table(
     if suffix not in (*TABLE_SUFFIXES, ".txt"):
         raise ValueError(f"{path} has an unsupported suffix; expected one of {', '.join(TABLE_SUFFIXES)}")
 
-    text = decode_text(path.read_bytes(), str(path), languages, encoding)
+    text = decode_text(path.read_bytes(), path, languages, encoding)
     numbered = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     is_json = suffix in (".json", ".jsonl", ".ndjson")
     if numbered and not is_json:
@@ -171,7 +167,7 @@ def read_table(
             is_json = isinstance(json.loads(numbered[0][1]), dict)
     if beside and suffix == ".txt" and not is_json:
         # Audacity writes the frequencies of a label in a line of their own.
-        rows = [(where, line.strip("\r").split("\t")) for where, line in numbered if not line.startswith("\\\t")]
+        rows = [(where, line.split("\t")) for where, line in numbered if not line.startswith("\\\t")]
         is_track = all(len(cells) == 3 and re.fullmatch(r"[\d.,]+ [\d.,]+", " ".join(cells[:2])) for _, cells in rows)
         if is_track or all(len(cells) == 1 for _, cells in rows):
             return [Line(where, dict(zip(LABEL_COLUMNS[-len(cells) :], cells, strict=True))) for where, cells in rows]
@@ -179,8 +175,7 @@ def read_table(
         return read_csv(path, (), languages=languages, encoding=encoding)
 
     if text.lstrip().startswith("["):
-        values = list(enumerate(_parse_json(text, str(path))))
-        lines = [Line(f"{path}, entry {number}", value) for number, value in values]
+        lines = [Line(f"{path}, entry {number}", value) for number, value in enumerate(_parse_json(text, path))]
     else:
         try:
             lines = [Line(where, _parse_json(line, where)) for where, line in numbered]
@@ -208,7 +203,7 @@ def code_fingerprint() -> str:
     return fingerprint(path for path in SOURCES.rglob("*") if path.suffix in (".py", ".json"))
 
 
-def _parse_json(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str | Path) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -28,7 +28,7 @@ def add_builder_options(
 
     options = parser.add_argument_group(group)
     for name in names:
-        text = texts.get(name, "").replace("%", "%%")
+        text = texts[name].replace("%", "%%")
         options.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, **_argument_type(hints[name]))
     return names
 

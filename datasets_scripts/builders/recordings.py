@@ -64,7 +64,7 @@ class Recordings:
         form (macOS changes names), or the only one that differs in letter case or is percent-encoded.
         """
         file = name if name in self._names else None
-        if file is None and not os.path.isabs(name):
+        if file is None:
             file = self._by_path.get(_format_free(name)) or self._by_loose_path.get(_loose(name))
         path = self.folder / (file or name)  # `name` itself if it is absolute
         return path if file is not None or path.is_file() else None
@@ -98,7 +98,7 @@ class Recordings:
     def _elsewhere(self, start: str, name: str) -> Path | None:
         """Find a recording in another folder than the one that a table names."""
         if re.match(r"/|\w+:/", name):
-            parts = unquote(name.partition("?")[0]).split("/")
+            parts = name.partition("?")[0].split("/")
             paths = (self.at("/".join(parts[first:])) for first in range(1, len(parts)))
             return next(filter(None, paths), None)
         file = None if start or "/" in name else self._by_unique_stem.get(stem_of(name))
@@ -136,7 +136,7 @@ class Recordings:
                 matches[missing[text]] = files[text]
         return {name: self.folder / file for name, file in matches.items()}
 
-    def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
+    def within(self, word: str, others: Collection[str] = ()) -> "Recordings":
         """Return the recordings of one part of a dataset, such as its split "development".
 
         These are the files with `word` (in lower case) in their folder path, or else with none of the words `others`.
@@ -181,7 +181,7 @@ class Recordings:
 
 
 def find_segments(
-    recordings: Recordings, segments: Sequence[Segment], ends: Mapping[Segment, float] | None = None
+    recordings: Recordings, segments: Collection[Segment], ends: Mapping[Segment, float] | None = None
 ) -> dict[Segment, Path]:
     """Find the files of clips from YouTube videos by the file name formats in `YOUTUBE_NAMINGS`.
 

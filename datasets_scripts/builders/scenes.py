@@ -355,7 +355,7 @@ class Scenes(SyntheticEvents):
     def describe(self, split: str, index: int) -> tuple[dict[str, list[str]], list[Event]]:
         rate_hz, events = self.config.sampling_rate_hz, []
         for event, start, period in self._placements(split, index):
-            stop = min(start + event.repetitions * period, self._num_samples)
+            stop = start + event.repetitions * period
             events.append(Event(label=event.label, onset_seconds=start / rate_hz, offset_seconds=stop / rate_hz))
         return self._captions(split, index), events
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from ..remote_files import refuse_pointer
 from .columns import warn_once
@@ -30,7 +31,9 @@ _ENCODINGS = {language: encoding for encoding, codes in _LANGUAGES.items() for l
 _PUNCTUATION = re.compile("[‘’“”‚„‹›«»–—…·•°€£¿¡\u00a0©®™½¼¾×]")
 
 
-def decode_text(content: bytes, where: str, languages: Iterable[str] = ("eng",), encoding: str | None = None) -> str:
+def decode_text(
+    content: bytes, where: str | Path, languages: Iterable[str] = ("eng",), encoding: str | None = None
+) -> str:
     """Decode the content of a text file: UTF-8, UTF-16 with a byte order mark, or an encoding of its languages.
 
     Args:

@@ -51,7 +51,7 @@ class VGGSound(RowBuilder):
             segment = line.values["youtube_id"], int(line.number("start_seconds", whole=True))
             clips.append((segment, label, split))
 
-        paths = find_segments(self.config.recordings, list(dict.fromkeys(segment for segment, _, _ in clips)))
+        paths = find_segments(self.config.recordings, {segment for segment, _, _ in clips})
         trained = {segment[0] for segment, _, split in clips if split == "train"}
         drawn = draw_sources(trained, {"validation": self.config.num_validation}, self.config.seed)
         for segment, label, split in clips:

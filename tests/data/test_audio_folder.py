@@ -151,16 +151,19 @@ def test_reading_many_captions_of_one_file_takes_linear_time(folder, load):
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize("name", ["metadata.tsv", "captions.csv", "captions.json"])
+@pytest.mark.parametrize("name", ["metadata.tsv", "captions.csv", "METADATA.CSV", "captions.json"])
 def test_tables_have_several_names_and_forms(folder, load, name):
     lines = [{"file_name": file, "caption": f"Sound; {file}"} for file in NAMES]
     if name.endswith(".json"):
+        lines[3]["file_name"] = " 3.wav "
+        lines[4]["file_name"] = 4  # an id
         (folder / name).write_text(json.dumps(lines))
     else:
         mark = "\t" if name.endswith(".tsv") else ";"
         text = "".join(f'{line["file_name"]}{mark}"{line["caption"]}"\n' for line in lines)
         (folder / name).write_bytes(f"file_name{mark}caption\n{text}".encode("utf-16"))
-    assert rows_of(load())["3.wav"]["captions"]["eng"] == ["Sound; 3.wav"]
+    found = {file: row["captions"]["eng"] for file, row in rows_of(load()).items()}
+    assert found == {file: [f"Sound; {file}"] for file in NAMES}
 
 
 @pytest.mark.parametrize("folders", [("",), ("train", "test")])
@@ -197,8 +200,14 @@ def test_paths_may_be_absolute(folder, load, tmp_path):
 
 def test_captions_in_other_languages_than_asked_for_are_named(folder, load):
     write_csv(folder / "metadata.csv", [["file_name", "caption_fra"], *([name, "Un son"] for name in NAMES)])
-    with pytest.raises(ValueError, match=r"'fra'.*'eng'"):
+    with pytest.raises(ValueError, match=r"captions in \['fra'\], but languages is \['eng'\]"):
         load(languages="eng")
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "caption_fra"], *([name, "A", ""] for name in NAMES)])
+    with pytest.raises(ValueError, match=r"captions in \['eng'\], but languages is \['fra', 'deu'\]"):
+        load(languages=["fra", "deu"])  # where the column has no texts
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "nan"] for name in NAMES)])
+    with pytest.raises(ValueError, match=r"no clips left in .*/data: \{'empty caption': 10\}"):
+        load(languages=["fra"])
 
 
 def test_a_folder_may_be_all_for_testing(folder, load):
@@ -320,13 +329,13 @@ def test_the_languages_of_the_columns_determine_the_encoding(folder, load):
 
 
 def test_sub_folders_are_splits_with_their_own_tables(tmp_path, load):
-    for split, count in (("train", 3), ("dev", 2), ("test", 1)):
+    for split, count in (("train", 3), ("DEV", 2), ("test", 1)):
         touch(tmp_path / "data" / split / "wav", NAMES[:count])
         lines = [[f"wav\\{name}", f"{split} {name}"] for name in NAMES[:count]]
         write_csv(tmp_path / "data" / split / "metadata.csv", [["file_name", "caption"], *lines])
     splits = load().as_dataset()
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "validation": 2, "test": 1}
-    assert splits["validation"]["clip_id"] == ["dev/wav/0.wav", "dev/wav/1.wav"]
+    assert splits["validation"]["clip_id"] == ["DEV/wav/0.wav", "DEV/wav/1.wav"]
     assert splits["test"][0]["captions"]["eng"] == ["test 0.wav"]
 
 
@@ -342,7 +351,8 @@ def test_a_missing_recording_is_not_taken_from_another_folder(tmp_path, load):
 def test_captions_can_be_in_text_files_next_to_the_audio(folder, load):
     for name in NAMES[1:]:
         (folder / name).with_suffix(".txt").write_text(f"Sound {name}\n\nOr so\n", encoding="utf-8-sig")
-    for name in ("README.txt", "notes.md", "notes.md.txt"):
+    (folder / "v1.0").mkdir()
+    for name in ("README.txt", "v1.0/README.txt", "notes.md", "notes.md.txt"):
         (folder / name).write_text("About this folder")
     touch(folder, ["0.txt"])  # empty
     builder = load()
@@ -521,6 +531,8 @@ AUDACITY = "0,500000\t3,500000\tdog barks\n\\\t200,0\t4000,0\n4,000000\t9,000000
     ("files", "clips"),
     [
         ({"1.Table.1.selections.txt": RAVEN}, {"1.wav:0.5-3.5": ["Eurasian Wren", "Blackbird"]}),
+        ({"1.TSV": RAVEN}, {"1.wav:0.5-3.5": ["Eurasian Wren", "Blackbird"]}),
+        ({"1.txt": '{"caption": "a dog", "start": 1, "end": 2}\n'}, {"1.wav:1-2": ["a dog"]}),
         ({"1.BirdNET.results.csv": BIRDNET}, {"1.wav:0-3": ["Blackbird"]}),
         ({"1.txt": AUDACITY}, {"1.wav:0.5-3.5": ["dog barks"], "1.wav:4-9": ["rain falls"]}),
         ({"1.txt": "a dog\nrain\n", "2.txt": "wind"}, {"1.wav": ["a dog", "rain"], "2.wav": ["wind"]}),
@@ -572,11 +584,11 @@ def test_labels_that_are_not_understood_are_refused(folder, load):
     with pytest.raises(ValueError, match=r"1\.txt: no captions in \['12', 'dog'\]"):
         load()
     (folder / "1.txt").unlink()
-    touch(folder, ["1.TextGrid", "2.eaf"])
-    with pytest.raises(FileNotFoundError, match=r"1\.TextGrid, 2\.eaf: save it"):
+    touch(folder, ["1.TextGrid", "2.eaf", "3.ods"])
+    with pytest.raises(FileNotFoundError, match=r"1\.TextGrid, 2\.eaf, 3\.ods: save it"):
         load()
     touch(folder, ["metadata.xlsx"])
-    with pytest.raises(FileNotFoundError, match=r"metadata\.xlsx: save it"):
+    with pytest.raises(FileNotFoundError, match=r"1\.TextGrid, 2\.eaf, 3\.ods and 1 more: save it"):
         load()
 
 
@@ -698,7 +710,8 @@ def test_a_table_may_have_parts_of_recordings(tmp_path, load, names):
         soundfile.write(touch(tmp_path / "data", [f"{name}.flac"])[0], np.linspace(0, loudness, 16_000), 1000)
     parts = [(2.0, 4.5), (8, 10), (10, "")]
     table = [[name, start, end, f"{name} {start}"] for name in ("long.flac", "other.flac") for start, end in parts]
-    write_csv(tmp_path / "data" / "metadata.csv", [["file_name", *names, "caption"], *table])
+    lines = [[*line, f"speaker {number}"] for number, line in enumerate(table)]  # more than one in a recording
+    write_csv(tmp_path / "data" / "metadata.csv", [["file_name", *names, "caption", "source"], *lines])
     columns = {"start_seconds": "from", "end_seconds": "to"} if "from" in names else {}
     builder = load(columns=columns, validation_fraction=0.5, test_fraction=0)
     splits = builder.as_dataset()

@@ -63,6 +63,17 @@ def test_two_clips_of_a_video_are_two_rows_of_one_source(tmp_path):
     assert set(rows["source"]) == {f"youtube:{youtube_id(1)}"}
 
 
+def test_a_clip_in_two_splits_is_kept_in_the_later_one(tmp_path):
+    for split, numbers in (("train", (1, 2)), ("test", (2,))):
+        lines = [[number, youtube_id(number), 30, f"{split} {number}"] for number in numbers]
+        write_csv(tmp_path / "data" / f"{split}.csv", [HEADER, *lines])
+    touch(tmp_path / "data", [f"{youtube_id(number)}_30.wav" for number in (1, 2)])
+    builder = load(tmp_path / "data")
+    captions = {split: [row["captions"]["eng"] for row in rows] for split, rows in builder.as_dataset().items()}
+    assert captions == {"train": [["train 1"]], "test": [["test 2"]]}
+    assert builder.report()["left_out"] == {"source in another split": [f"{youtube_id(2)}_30"]}
+
+
 def test_cells_may_have_space_around_them(tmp_path):
     write_csv(tmp_path / "data" / "train.csv", [HEADER, ["1 ", f"{youtube_id(1)} ", "30", "A"], ["1", "x", "5", "B"]])
     touch(tmp_path / "data", [f"{youtube_id(1)}_30.wav"])

@@ -14,6 +14,7 @@ def test_class_names_become_labels_and_captions(tmp_path):
     audioset(tmp_path / "data")
     splits = load(tmp_path / "data").as_dataset()
     assert splits["train"][0]["labels"] == ["Child speech, kid speaking"]
+    assert splits["train"][0]["captions"]["eng"][1] == "This is the sound of child speech, kid speaking."
     row = splits["train"][1]
     assert row["clip_id"] == f"{youtube_id(11)}_10"
     assert row["labels"] == ["Dog", "Bark"]
@@ -46,6 +47,13 @@ def test_a_bad_line_is_named(tmp_path):
         table.write_text(good.replace(old, new))
         with pytest.raises(ValueError, match=message):
             load(tmp_path / "data")
+
+
+def test_columns_of_the_classes_are_required(tmp_path):
+    audioset(tmp_path / "data")
+    (tmp_path / "data" / "class_labels_indices.csv").write_text("index,name\n0,Dog\n")
+    with pytest.raises(ValueError, match=r"indices\.csv lacks the columns \['display_name', 'mid'\]"):
+        load(tmp_path / "data")
 
 
 def test_the_class_names_are_required(tmp_path):

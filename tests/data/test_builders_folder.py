@@ -38,6 +38,9 @@ def test_clips_that_share_a_file_are_excluded():
     clips, collection = collect(("train", "1", "a", "x"), ("test", "2", "b", "x"), ("test", "3", "c", "y"))
     assert clips == {"train": [], "validation": [], "test": ["3"]}
     assert collection.left_out == {"one file for several clips": ["1", "2"]}
+    clips, collection = collect(("train", "1", "a", "x"), ("test", "1", "a", "x"))  # one clip in two splits
+    assert clips == {"train": [], "validation": [], "test": ["1"]}
+    assert collection.left_out == {"source in another split": ["1"]}
 
 
 def test_only_unique_clips_with_caption_and_audio_are_added():
@@ -85,10 +88,12 @@ def test_the_report_is_saved_with_the_rows(tmp_path, monkeypatch):
     builder.download_and_prepare()
     (path,) = (tmp_path / "cache").rglob(REPORT_NAME)
     expected = {"missing": ["development/" + made.audio[0].name], "left_out": {}}
+    written = path.stat().st_mtime_ns
     monkeypatch.setattr(Clotho, "collect", lambda self: pytest.fail("the metadata were read again"))
     again = Clotho(cache_dir=str(tmp_path / "cache"), **made.config)
     again.download_and_prepare()
     assert again.report() == expected
+    assert path.stat().st_mtime_ns == written
     assert path.parent == Path(again.cache_dir)
 
 

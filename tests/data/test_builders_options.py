@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from modeling_supclap.datasets_scripts import builder_names, config_keys, find_builder
-from modeling_supclap.datasets_scripts.builders.options import _field_texts, add_builder_options
+from modeling_supclap.datasets_scripts.builders.options import _field_texts, add_builder_options, option_texts
 
 
 @dataclass
@@ -19,8 +19,12 @@ class Config(datasets.BuilderConfig):
         data_dir: Where.
         count: How many,
             100 % of them.
+        fraction: A part.
         code: A text.
         languages: Several.
+        strict: True or false.
+        columns: Names.
+        several: Texts by name.
     """
 
     data_dir: str | None = None
@@ -67,6 +71,15 @@ def test_wrong_values_are_rejected(parser, words, capsys):
 
 def test_help_is_that_of_the_docstring(parser):
     assert "How many, 100 % of them." in " ".join(parser.format_help().split())
+    usage = "[--data_dir STR] [--count INT] [--fraction FLOAT] [--code STR] [--languages VALUE [VALUE ...]]"
+    usage += " [--strict [true|false]] [--columns YAML] [--several VALUE [VALUE ...]]"
+    assert " ".join(parser.format_usage().split()).partition("[-h] ")[2] == usage
+
+
+def test_a_text_of_a_class_replaces_that_of_its_base():
+    texts = option_texts(find_builder("audio_folder").BUILDER_CONFIG_CLASS)
+    assert texts["languages"] == "Caption languages as ISO 639-3 codes, the anchor language first."
+    assert texts["limit"].startswith("Maximum number of clips per split; the first ones are used.")
 
 
 @pytest.mark.parametrize("name", builder_names())

@@ -64,6 +64,17 @@ def test_source_and_license_are_read_from_the_metadata(tmp_path):
     assert builder.report()["left_out"] == {"source in another split": [f"development/{CLOTHO_NAMES[1]}"]}
 
 
+def test_columns_of_the_tables_are_required(tmp_path):
+    clotho(tmp_path / "data")
+    path = write_csv(tmp_path / "data" / "clotho_metadata_evaluation.csv", [["keywords"], ["rain"]])
+    with pytest.raises(ValueError, match=r"_evaluation\.csv lacks the columns \['file_name', 'license', 'sound_id'\]"):
+        load(tmp_path / "data")
+    path.unlink()
+    write_csv(tmp_path / "data" / "clotho_captions_evaluation.csv", [["caption_1"], ["rain"]])
+    with pytest.raises(ValueError, match=r"_evaluation\.csv lacks the columns \['file_name'\]"):
+        load(tmp_path / "data")
+
+
 def test_audio_may_be_in_subfolders_and_one_split_is_enough(tmp_path):
     clotho(tmp_path / "data")
     (tmp_path / "data" / "evaluation").rename(tmp_path / "data" / "clotho_audio_evaluation")

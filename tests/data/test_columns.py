@@ -42,6 +42,7 @@ def read(values, **options):
         (["text", "caption_eng"], {"eng": ["1"]}),
         (["species", "Common Name"], {"eng": ["1"]}),  # the preferred name, not the first column
         (["captioner", "caption_id", "caption"], {"eng": ["2"]}),
+        (["Text", "TEXT"], {"eng": ["0"]}),  # the first of equal names
     ],
 )
 def test_captions_are_found_by_usual_names(names, captions, caplog):
@@ -64,7 +65,12 @@ def test_columns_that_are_named_win():
     assert read(values, caption_column="title")["captions"] == {"eng": ["d"], "fra": ["c"]}
     assert read(values, caption_columns={"deu": "text"})["captions"] == {"deu": ["b"]}
     assert read({"caption": "a", "a=b": "c"}, caption_columns="deu=a=b")["captions"] == {"deu": ["c"]}
+    assert read({"caption": "a", "caption_raw": "b"}, caption_column="caption_raw")["captions"] == {"eng": ["b"]}
     assert read(values, columns={"caption": "text", "source": "title"})["source"] == "d"
+    assert (
+        read({**values, "Source": "s", "source": "t", "licence": "l"}).items()
+        >= {"source": "s", "license": "l"}.items()
+    )
     assert read(values, columns={"end_seconds": "end"})["start_seconds"] is None
     assert read(values, columns={"start_seconds": ""})["end_seconds"] is None  # turned off
     with pytest.raises(ValueError, match=r"'titel'.*'title'"):
@@ -114,6 +120,7 @@ def test_only_the_columns_that_are_read_are_loaded():
         ({"start": 0, "end": 0.5}, (0, 0.5)),
         ({"clip_start_min": 0.025, "event_end_min": "0:04"}, (1.5, 4)),
         ({"start_sample": "", "end_sample": 64000, "sample_rate": 16000}, (None, 4)),
+        ({"segment_start": 1.5, "segment_end": 4}, (1.5, 4)),
     ],
 )
 def test_parts_have_many_names_and_units(values, part, caplog):
@@ -126,7 +133,7 @@ def test_parts_have_many_names_and_units(values, part, caplog):
     "names",
     [
         ["start_time"],
-        ["Begin Clock Time", "Begin File", "length"],
+        ["Begin Clock Time", "Begin File", "End Path", "length"],
         ["onset"],
         ["start_frame", "end_frame"],
         ["start_sample", "end_sample"],
@@ -139,7 +146,10 @@ def test_times_that_are_not_used_are_named_once(names, caplog):
         row = read({"caption": "a", **dict.fromkeys(names, "1")})
     assert row["start_seconds"] is row["end_seconds"] is None
     (message,) = caplog.messages
-    assert all((repr(name) in message) == (name not in ("Begin File", "length")) for name in names)
+    others = ("Begin File", "End Path", "length")
+    assert message.partition("; rename")[0].partition(": ")[2] == ", ".join(
+        repr(name) for name in names if name not in others
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,6 +160,22 @@ def test_times_that_are_not_clear_are_refused(cell):
         read_seconds(cell, "start")
     with pytest.raises(ValueError, match=r"a\.csv, line 2.*start"):
         read({"caption": "a", "start": cell, "end": "9000"})
+
+
+def test_a_unit_is_the_end_of_a_name_and_not_all_of_it():
+    cells = {"caption": "a", "min": 1.5, "samples": 4, "loudness ms": 1000}
+    row = read(cells, columns={"start_seconds": "min", "end_seconds": "samples"})
+    assert (row["start_seconds"], row["end_seconds"]) == (1.5, 4)
+    row = read(cells, columns={"start_seconds": "loudness ms", "duration_seconds": "min"})
+    assert (row["start_seconds"], row["end_seconds"]) == (1, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"), [("", "start_sample is 24000; expected"), ("fast", "sampling_rate is 'fast'; expected")]
+)
+def test_samples_need_a_sampling_rate(rate, message):
+    with pytest.raises(ValueError, match=rf"a\.csv, line 2: {message} a number"):
+        read({"caption": "a", "start_sample": 24000, "end_sample": 64000, "sample_rate": rate})
 
 
 @pytest.mark.parametrize(("start", "end"), [(2, 2), (2, 1), ("", 0)])
@@ -194,6 +220,7 @@ def test_events_that_are_not_clear_are_refused(cell):
     [
         ("labels", "Speech,Music", ["Speech", "Music"], False),
         ("Labels", "Dog; Bark |Cat", ["Dog", "Bark", "Cat"], False),
+        ("tags", "Dog; ;Bark;", ["Dog", "Bark"], False),
         ("tags", "Child speech, kid speaking;Dog", ["Child speech, kid speaking", "Dog"], True),
         ("label", "Dog;Bark", ["Dog;Bark"], True),
         ("label", '["Dog", "Bark", null]', ["Dog", "Bark"], False),
@@ -224,12 +251,19 @@ def test_texts_have_one_form():
     assert clean_text("none of them") == "none of them"
 
 
+def test_cells_without_a_caption_are_no_captions():
+    for cell in (None, math.nan, "", [], [None, "nan"]):
+        assert not any(read({"caption": cell, "caption_fra": "a"})["captions"].get("eng", []))
+    cell = {"eng": "a", "fra": None, "xyz": None, "ger": ["b", None]}
+    assert read({"captions": cell})["captions"] == {"eng": ["a"], "deu": ["b"]}
+
+
 def test_ids_stay_texts():
     row = read({"caption": "a", "clip_id": "007", "source": "1e5", "licence": "CC0"})
     assert (row["clip_id"], row["source"], row["license"]) == ("007", "1e5", "CC0")
 
 
-@pytest.mark.parametrize("cell", [4, [1], {"eng": 3}, [["a"]], {"xx": "a"}, '{"words": "a"}'])
+@pytest.mark.parametrize("cell", [4, [1], {"eng": 3}, [["a"]], {"xx": "a"}, '{"words": "a"}', "{1: 'a'}"])
 def test_a_cell_that_is_no_caption_is_named(cell):
     with pytest.raises(ValueError, match=r"a\.csv, line 2, column 'caption'"):
         read({"caption": cell})
@@ -285,6 +319,7 @@ def test_an_unknown_language_of_a_row_is_refused_if_captions_are_in_it():
     ("cell", "value"),
     [
         (' ["a", "b"] ', ["a", "b"]),
+        ("\u00a0['a', None]\u00a0", ["a", None]),
         ("{'eng': None}", {"eng": None}),
         ("[1, 2", "[1, 2"),
         (" ['a' 'b'] ", ["a", "b"]),  # two texts in numpy form, one in Python

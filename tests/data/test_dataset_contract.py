@@ -2,6 +2,7 @@
 
 import json
 import logging
+from unittest.mock import Mock
 
 import builders
 import dataset_folders
@@ -9,6 +10,7 @@ import pytest
 import soundfile
 import yaml
 from dataset_folders import FOLDERS, MAKERS
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from valid_rows import validate_row
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder, load_splits
@@ -262,8 +264,9 @@ def test_a_missing_folder_or_table_is_named(name, make, load, tmp_path):
     made = make(name)
     with pytest.raises(ValueError, match="data_dir"):
         load(name, made, data_dir=None)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load(name, made, data_dir=str(tmp_path / "nowhere"))
+    for folder in (str(tmp_path / "nowhere"), "nowhere"):  # not an id of the Hub, because it has no owner
+        with pytest.raises(FileNotFoundError, match="nowhere is not a folder; set it to"):
+            load(name, made, data_dir=folder)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty"):
         load(name, made, data_dir=str(tmp_path / "empty"))
@@ -288,6 +291,11 @@ def test_a_dataset_of_the_hub_is_downloaded(name, make, load, monkeypatch):
     assert set(asked) == {("user/set", "dataset", "v2")}
 
 
-def test_a_dataset_that_is_neither_here_nor_on_the_hub_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="user/set"):
+@pytest.mark.parametrize("error", [HfHubHTTPError("404", response=Mock()), LocalEntryNotFoundError("")])
+def test_a_dataset_that_is_neither_here_nor_on_the_hub_is_an_error(tmp_path, monkeypatch, error):
+    def download(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(FileNotFoundError, match="user/set could not be downloaded from the Hub; set it to"):
         load_splits("clotho", str(tmp_path), data_dir="user/set")

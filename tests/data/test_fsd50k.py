@@ -43,6 +43,7 @@ def test_one_part_is_enough_and_labels_may_have_space_or_be_missing(tmp_path):
     (row,) = builder.as_dataset()["test"]
     assert (row["labels"], row["license"]) == (["Bark", "Dog", "Animal"], "unknown (Freesound)")
     assert builder.report() == {"missing": ["102"], "left_out": {"empty caption": ["101"]}}
+    assert builder.labels == {"Bark", "Dog", "Animal", "Speech"}  # of all lines
 
 
 def test_an_unknown_split_is_named(tmp_path):
@@ -50,7 +51,9 @@ def test_an_unknown_split_is_named(tmp_path):
     made.table.write_text(made.table.read_text().replace(",val", ",test"))
     with pytest.raises(ValueError, match=r"dev\.csv, line 8.*'test'"):
         load(tmp_path / "data")
-    (made.table.parent / "eval.csv").unlink()
-    made.table.write_text("fname,labels\n1,Speech\n")
-    with pytest.raises(ValueError, match=r"dev\.csv lacks the columns \['split'\]"):
+    made.table.write_text("mids\n/m/0\n")
+    with pytest.raises(ValueError, match=r"dev\.csv lacks the columns \['fname', 'labels', 'split'\]"):
+        load(tmp_path / "data")
+    made.table.rename(made.table.with_name("eval.csv"))
+    with pytest.raises(ValueError, match=r"eval\.csv lacks the columns \['fname', 'labels'\]"):
         load(tmp_path / "data")

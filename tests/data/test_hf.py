@@ -13,7 +13,14 @@ import soundfile
 from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.builders.columns import warn_once
-from modeling_supclap.datasets_scripts.builders.hf import as_rows, ensure_rows
+from modeling_supclap.datasets_scripts.builders.hf import (
+    HubColumns,
+    HubDatasetConfig,
+    as_rows,
+    ensure_rows,
+    find_columns,
+    get_origin,
+)
 
 
 def sound(number):
@@ -256,7 +263,9 @@ def test_splits_of_the_user_are_kept_and_their_leaks_are_counted(tmp_path, strea
 
 def test_equal_recordings_of_two_splits_are_counted(tmp_path, caplog):
     table(4, 0, caption=list("abcd")).to_parquet(str(tmp_path / "train.parquet"))
-    table(3, 2, caption=list("efg")).to_parquet(str(tmp_path / "test.parquet"))
+    sounds = [sound(2), {**sound(3), "path": "other.wav"}, {**sound(9), "path": "0.wav"}]  # equal names do not count
+    rows = datasets.Dataset.from_dict({"clip": sounds, "caption": list("efg")})
+    rows.cast_column("clip", datasets.Audio(decode=False)).to_parquet(str(tmp_path / "test.parquet"))
     splits = load_splits("hf", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), validation_fraction=0)
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 4, "test": 3}
     assert ["2 of 3 test clips share a recording" in message for message in caplog.messages] == [True]
@@ -273,7 +282,9 @@ def test_a_column_may_name_the_split(tmp_path, streaming, caplog):
 
     warn_once.cache_clear()
     (tmp_path / "other").mkdir()
-    table(10, caption=list("abcdefghij"), split=["fold 1"] * 10).to_parquet(str(tmp_path / "other" / "train.parquet"))
+    table(10, caption=list("abcdefghij"), split=["fold 1", *[""] * 9]).to_parquet(
+        str(tmp_path / "other" / "train.parquet")
+    )
     splits = load_splits("hf", data_dir=str(tmp_path / "other"), **options)
     assert {name: len(list(rows)) for name, rows in splits.items()} == {"train": 8, "validation": 1, "test": 1}
     assert ["column split is not used" in message for message in caplog.messages] == [True]
@@ -440,7 +451,7 @@ def test_numbered_captions_are_one_language():
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["development", "evaluation"], ["train", "test"]),
+        (["Development", "evaluation"], ["train", "test"]),
         (["development", "validation", "evaluation"], ["train", "validation", "test"]),
         (["Train", "development", "Test"], ["train", "validation", "test"]),
         (["val", "dev"], ["validation", "dev"]),
@@ -477,6 +488,25 @@ def test_captions_without_a_language_do_not_join_those_of_a_named_one():
     assert both == {"eng": ["Regen", "rain"]}
 
 
+@pytest.mark.parametrize(
+    ("recording", "light"),
+    [(sound(0), "clip.path"), ({"bytes": b"", "name": "a"}, "clip"), (b"", "clip"), ("a.wav", "clip")],
+)
+def test_names_are_read_without_their_recordings(recording, light):
+    types = pa.table({"clip": [recording], "caption": ["a"]}).schema
+    assert find_columns(types, HubDatasetConfig(data_dir="", audio_column="clip")).light == light
+    rows = table(1, caption=["a"])
+    assert HubColumns(rows.features, HubDatasetConfig(data_dir="")).light == "clip.path"
+
+
+def test_the_origin_of_a_folder_is_its_name(tmp_path, monkeypatch):
+    (tmp_path / "saved").mkdir()
+    monkeypatch.chdir(tmp_path / "saved")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = [get_origin(name) for name in (".", "~/saved", str(tmp_path / "saved"), "user/set")]
+    assert found == ["saved", "saved", "saved", "user/set"]
+
+
 def test_data_dir_is_required():
     with pytest.raises(ValueError, match="data_dir"):
         load_splits("hf")
@@ -486,7 +516,7 @@ SAMPLES = [(0.5 * builders.tone(200.0 + 100 * number, 1600)).tolist() for number
 KINDS = {
     "decoded": [{"array": samples, "sampling_rate": builders.RATE_HZ} for samples in SAMPLES],
     "decoded channels": [{"array": [samples] * 2, "sampling_rate": builders.RATE_HZ} for samples in SAMPLES],
-    "decoded frames": [{"array": [[x, x] for x in samples], "sampling_rate": builders.RATE_HZ} for samples in SAMPLES],
+    "decoded frames": [{"array": [[x, x] for x in samples], "sampling_rate": 16e3} for samples in SAMPLES],
     "bytes": [sound(number)["bytes"] for number in range(3)],
     "structs": [sound(number) for number in range(3)],
     "only bytes": [{"bytes": sound(number)["bytes"]} for number in range(3)],
@@ -498,7 +528,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_parquet_may_hold_recordings_in_any_form(tmp_path, kind, streaming):
     values = KINDS[kind]
-    table = pa.table({"audio": pa.array([*values[:2], None, values[2]]), "text": ["a", "b", "c", "d"]})
+    gone = {"array": None, "sampling_rate": 8000} if kind == "decoded" and not streaming else None
+    table = pa.table({"audio": pa.array([*values[:2], gone, values[2]]), "text": ["a", "b", "c", "d"]})
     pq.write_table(table, tmp_path / "train.parquet")
     options = {} if streaming else {"cache_dir": str(tmp_path / "cache")}
     options |= {"validation_fraction": 0, "test_fraction": 0}
@@ -519,7 +550,8 @@ def test_parquet_may_hold_recordings_in_any_form(tmp_path, kind, streaming):
 
 
 @pytest.mark.parametrize("column", ["audio", "path"])
-def test_relative_paths_of_a_table_start_at_its_folder(tmp_path, column):
+def test_relative_paths_of_a_table_start_at_its_folder(tmp_path, column, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "sounds").mkdir(parents=True)
     lines = [f"{column},caption"]
     for number in range(3):
@@ -528,12 +560,13 @@ def test_relative_paths_of_a_table_start_at_its_folder(tmp_path, column):
     lines += ["sounds/gone.wav,gone", ",nothing"]
     (tmp_path / "data" / "train.csv").write_text("\n".join(lines))
     options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
-    builder = load_builder("hf", data_dir=str(tmp_path / "data"), audio_column=column, **options)
+    builder = load_builder("hf", data_dir="data", audio_column=column, **options)
     *rows, gone = builder.as_dataset()["train"]
     assert (gone["audio_path"], gone["audio"]) == ("sounds/gone.wav", {"bytes": None, "path": "sounds/gone.wav"})
     assert builder.report()["missing"] == ["train-000004"]
     assert len(rows) == 3
     for number, row in enumerate(rows):
+        assert row["audio"]["path"] == str(tmp_path / "data" / "sounds" / f"{number}.wav")
         expected = soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0]
         np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
 
@@ -632,16 +665,20 @@ def test_a_folder_of_recordings_needs_no_ffmpeg(tmp_path):  # where torchcodec d
     lines = "".join(f"{number}.wav,sound {number}\n" for number in range(3))
     (tmp_path / "data" / "metadata.csv").write_text(f"file_name,caption\n{lines}")
     options = {"cache_dir": str(tmp_path / "cache"), "validation_fraction": 0, "test_fraction": 0}
+    encode = datasets.Audio.encode_example
     rows = load_splits("hf", data_dir=str(tmp_path / "data"), **options)["train"]
+    assert datasets.Audio.encode_example is encode
     for number, row in enumerate(rows):
         assert row["captions"]["eng"] == [f"sound {number}"]
         expected = soundfile.read(io.BytesIO(sound(number)["bytes"]), dtype="float32")[0]
         np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
 
 
-def test_large_strings_are_paths(tmp_path):
+def test_large_strings_are_paths_and_large_binaries_are_recordings(tmp_path):
     (tmp_path / "a.wav").write_bytes(sound(0)["bytes"])
-    table = pa.table({"audio": pa.array([str(tmp_path / "a.wav")], pa.large_string()), "text": ["a"]})
-    row = as_rows(datasets.Dataset(table))[0]
-    assert row["audio_path"] == str(tmp_path / "a.wav")
-    assert len(read_row(row, builders.RATE_HZ)) == 8000
+    path, content = str(tmp_path / "a.wav"), sound(0)["bytes"]
+    for cell, kind, name in ((path, pa.large_string(), path), (content, pa.large_binary(), "clip-000000")):
+        table = pa.table({"sound": pa.array([cell], kind), "text": ["a"]})
+        row = as_rows(datasets.Dataset(table), audio_column="sound")[0]
+        assert row["audio_path"] == name
+        assert len(read_row(row, builders.RATE_HZ)) == 8000

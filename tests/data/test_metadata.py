@@ -22,6 +22,15 @@ def test_csv_is_read_in_several_encodings_with_line_breaks_in_cells(tmp_path, en
     assert second.where == f"{path}, line 4"
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", [",", "\t"])
+def test_lines_may_have_any_usual_end(tmp_path, end, mark):
+    path = tmp_path / "a.csv"
+    path.write_bytes(f"name{mark}text{end}a{mark}b{end}{end}c{mark}d{end}".encode())
+    lines = read_csv(path, ["name"])
+    assert lines == [(f"{path}, line 2", {"name": "a", "text": "b"}), (f"{path}, line 4", {"name": "c", "text": "d"})]
+
+
 @pytest.mark.parametrize("mark", ",;\t|")
 def test_cells_may_have_any_usual_mark_between_them(tmp_path, mark):
     path = tmp_path / "a.tsv"
@@ -40,6 +49,8 @@ def test_the_first_line_may_name_the_mark(tmp_path):
     path.write_bytes(b"sep=;\r\nfile_name;a, b, c\r\n1.wav;x, y, z\r\n")
     (line,) = read_table(path)
     assert line == (f"{path}, line 3", {"file_name": "1.wav", "a, b, c": "x, y, z"})
+    path.write_text("sep=\t\nfile_name\ttext\tnote\n1.wav\ta, b\t\n")
+    assert [line.values for line in read_table(path)] == [{"file_name": "1.wav", "text": "a, b", "note": ""}]
     path.write_text("sep=;,text\n1,rain\n")
     assert [line.values for line in read_table(path)] == [{"sep=;": "1", "text": "rain"}]
 
@@ -92,7 +103,7 @@ def test_a_title_is_not_taken_for_a_header_nor_a_header_for_a_title(tmp_path):
     assert read_csv(path, ["name"]) == []
     path.write_text("a,\nb,2\n")
     assert [line.values["y"] for line in read_csv(path, ["x", "y"], header=False)] == ["", "2"]
-    path.write_text("name,\nrain,\n")
+    path.write_text("name,,\nrain,,\n")  # several columns without a name
     assert [line.values["name"] for line in read_csv(path, ["name"])] == ["rain"]
     path.write_text("name,text\na,b\nname,text\nc,d\n")
     assert [line.values["name"] for line in read_csv(path, ["name"])] == ["a", "c"]
@@ -119,6 +130,7 @@ def test_csv_without_a_header_has_the_columns_given(tmp_path):
     [
         ("file,text\na,b\n", r"a\.csv lacks the columns \['name'\]; it has \['file', 'text'\]"),
         ("", r"a\.csv.*'name'.*\[\]"),
+        ("name\na,b\n", r"a\.csv, line 2 has 2 cells for 1 columns; .* ','$"),
         ("name,text\na,b, and c\n", r"a\.csv, line 2 has 3 cells for 2 columns; .* ','$"),
         ("name,text\na," + "b" * 200_000, r"a\.csv.*field larger"),
         ("n\0a\0m\0e\0", r"a\.csv"),
@@ -135,6 +147,13 @@ def test_a_bad_csv_is_refused(tmp_path, content, message):
         read_csv(path, ["name"])
 
 
+def test_all_columns_that_are_missing_are_named(tmp_path):
+    (path,) = touch(tmp_path, ["a.csv"])
+    path.write_text("name,file\n")
+    with pytest.raises(ValueError, match=r"lacks the columns \['a', 'b', 'c', 'd', 'e'\]; it has \['name', 'file'\]$"):
+        read_csv(path, ["e", "c", "name", "a", "d", "b"])
+
+
 def test_all_table_formats_give_the_same_lines(tmp_path):
     rows = [{"file_name": "é.wav", "caption": "Line\u2028separator"}, {"file_name": "b.wav", "caption": ""}]
     (tmp_path / "a.csv").write_text("file_name,caption\né.wav,Line\u2028separator\nb.wav,\n", encoding="utf-8")
@@ -142,7 +161,9 @@ def test_all_table_formats_give_the_same_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
     (tmp_path / "a.json").write_text(json.dumps(rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    (tmp_path / "a.ndjson").write_text("\n ".join(json.dumps(rows, indent=1).splitlines()))  # a list in another suffix
+    (tmp_path / "a.ndjson").write_text(
+        "\n " + "\n ".join(json.dumps(rows, indent=1).splitlines())
+    )  # a list in another suffix
     (tmp_path / "a.CSV").write_text(lines, encoding="utf-8")
     places = {"csv": "line 3", "json": "entry 1", "jsonl": "line 3", "parquet": "row 1", "ndjson": "entry 1"}
     for suffix, place in {**places, "CSV": "line 3"}.items():
@@ -158,6 +179,7 @@ def test_all_table_formats_give_the_same_lines(tmp_path):
     [
         ("a.jsonl", "{}\n[1]", r"a\.jsonl.*line 2.*\[1\]"),
         ("a.jsonl", "{}\n{", r"a\.jsonl.*line 2"),
+        ("a.jsonl", "{\n{}", r"a\.jsonl, line 1 is not JSON"),
         ("a.jsonl", '{"a": 1}\n\n{', r"a\.jsonl, line 3 is not JSON: .*; expected a list of objects, or JSON Lines"),
         ("a.json", "[1]", r"a\.json, entry 0 is '1'; expected a JSON object"),
         ("a.json", "{}", r"a\.json contains no rows"),

@@ -83,6 +83,31 @@ def test_a_path_in_another_unicode_normal_form_is_found(tmp_path):
     assert Recordings(tmp_path, [composed]).at(apart) == tmp_path / composed
 
 
+def test_names_of_tables_are_located_from_their_folders(tmp_path):
+    folder = tmp_path / "data"
+    here = touch(folder, ["x/1.wav", "1.wav", "2.flac", "y/3.wav", "u/only.wav", "v/a b.wav", "w/5.wav", "z/5.wav"])
+    (elsewhere,) = touch(tmp_path, ["disk/4.wav"])
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    expected = {
+        ("x", "1.wav"): ("x/1.wav", here[0]),  # from the table, and otherwise from the folder
+        ("y", "1.wav"): ("1.wav", here[1]),
+        ("y", "2.wav"): ("2.wav", here[2]),  # in another format
+        ("", "y/../y/./3.WAV"): ("y/3.wav", here[3]),
+        ("x", "gone/1.wav"): ("x/gone/1.wav", None),
+        ("", str(here[3])): ("y/3.wav", here[3]),
+        ("x", str(elsewhere)): (str(elsewhere), elsewhere),
+        ("x", str(tmp_path / "link" / "4.wav")): (str(tmp_path / "link" / "4.wav"), tmp_path / "link" / "4.wav"),
+        ("x", "/u/only.wav"): ("u/only.wav", here[4]),  # of another machine, named by two tables
+        ("y", "/u/only.wav"): ("u/only.wav", here[4]),
+        ("x", "D:/set/V/a b.wav"): ("v/a b.wav", here[5]),
+        ("x", "s3://bucket/a%20b.wav?v=1"): ("s3://bucket/a%20b.wav?v=1", None),  # no file ends so
+        ("x", "https://host/w/5.wav?v=1"): ("https://host/w/5.wav?v=1", None),  # two names with one end
+        ("x", "https://other/w/5.wav"): ("https://other/w/5.wav", None),
+        ("x", "https://host/z/5.wav"): ("z/5.wav", here[7]),
+    }
+    assert Recordings(folder).locate(expected) == expected
+
+
 def test_the_preferred_format_wins_and_then_the_first_path(tmp_path):
     touch(tmp_path, [f"{letter}/1{suffix}" for suffix in SUFFIXES for letter in "ba"])
     for suffix in SUFFIXES:
@@ -109,10 +134,15 @@ def test_names_with_changed_characters_are_found(tmp_path, name, file):
 
 def test_a_changed_name_matches_only_if_it_is_unique(tmp_path):
     touch(tmp_path, ["Fountain.wav", "rain-drops.wav", "rain_drops.wav", "tree frogs.wav"])
+    touch(tmp_path, ["wind&sea.wav", "wind sea.wav", "Tr\u00e8s.wav", "Tr\u00e9s.wav"])
     names = ["fountain.wav", "Fountain .wav", "rain drops.wav", "tree frogs.wav", "treefrogs.wav"]
+    names += ["wind&amp;sea.wav", "Tre\u0300s.wav", "Tre\u0301s.wav"]
     assert {name: path.name for name, path in Recordings(tmp_path).matching(names).items()} == {
         "Fountain .wav": "Fountain.wav",
         "tree frogs.wav": "tree frogs.wav",
+        "wind&amp;sea.wav": "wind&sea.wav",
+        "Tre\u0300s.wav": "Tr\u00e8s.wav",
+        "Tre\u0301s.wav": "Tr\u00e9s.wav",
     }
     assert Recordings(tmp_path, ["?!.wav"]).matching(["!?.wav"]) == {}  # no letters to compare
 

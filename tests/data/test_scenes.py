@@ -47,6 +47,13 @@ def test_no_two_splits_share_a_composition(scenes):
     assert {len(scene.events) for scene in scenes["test"]} == {1, 2, 3, 4}
 
 
+def test_a_scene_is_more_than_one_plain_sound(scenes):
+    """A sound without another property is a clip of the synthetic events."""
+    single = [scene for members in scenes.values() for scene in members if len(scene.events) == 1]
+    kinds = {(scene.events[0].repetitions > 1, scene.events[0].manner != "", scene.room != "") for scene in single}
+    assert kinds == set(itertools.product((False, True), repeat=3)) - {(False, False, False)}
+
+
 def test_one_sound_is_held_out_with_its_manner_and_several_without():
     dog, loud_dog, rain = SceneEvent("dog", 1, ""), SceneEvent("dog", 1, "loud"), SceneEvent("rain", 2, "far")
     alone = [Scene(((dog,),), ""), Scene(((loud_dog,),), ""), Scene(((dog,),), "hall")]
@@ -101,7 +108,9 @@ def test_example_captions():
 def test_captions_of_a_row_are_parallel(tmp_path):
     rows = load_splits("scenes", str(tmp_path), num_train=2, num_validation=0, num_test=10, duration_seconds=1.0)
     assert all(len(row["captions"][language]) == 1 for row in rows["train"] for language in LANGUAGES)
+    assert {license for of_split in rows.values() for license in of_split["license"]} == {"CC0-1.0"}
     for row in rows["test"]:
+        assert row["labels"] == sorted(event["label"] for event in row["events"])
         counts = {len(row["captions"][language]) for language in LANGUAGES}
         assert counts <= {4, 5}
         assert len(counts) == 1
@@ -152,6 +161,15 @@ def test_a_version_of_the_scenes_has_the_same_audio_in_all_releases():
     np.testing.assert_allclose(list(times.values()), expected, atol=1e-4)
 
 
+def test_loud_sounds_at_the_same_time_are_not_clipped():
+    pair = (SceneEvent("low_hum", 1, "loud"), SceneEvent("low_buzz", 1, "loud"))
+    placements = [Placement(event, 4000, 20_000) for event in pair]
+    rng = np.random.default_rng(0)
+    samples = render_scene(Scene((pair,), "hall"), placements, take_generated(RATE_HZ), 32_000, RATE_HZ, rng)
+    assert samples.dtype == np.float32
+    assert np.abs(samples).max() == pytest.approx(0.99)
+
+
 def test_manners_differ_in_level_and_spectrum():
     levels, centroids = {}, {}
     for manner in ("", "loud", "quiet", "far"):
@@ -192,6 +210,13 @@ def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
     }
     assert {split: len(names) for split, names in speakers.items()} == {"train": 2, "validation": 1, "test": 1}
     assert len(set.union(*speakers.values())) == 4
+    (tmp_path / "more").mkdir()
+    write_digits(tmp_path / "more", ("eve", "fay", "gus", "hal", "ida"))
+    both = split_recordings([str(digits), str(tmp_path / "more")], seed)
+    for split, count in (("train", 3), ("validation", 1), ("test", 1)):  # of each folder
+        names = {path.stem.split("_")[1] for paths in both[split].values() for path in paths}
+        assert names & {"ada", "ben", "cid", "dot"} == speakers[split]
+        assert len(names - speakers[split]) == count
 
     clips = [
         ESC50Clip(f"{fold}-{label}-{take}", fold, label, f"{fold}{label}{take}", builders.tone(300.0, 800))
@@ -207,17 +232,17 @@ def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
 
     samples.mkdir()
     lines = [("file_name", "label")]
-    for number in range(10):
+    for number in range(14):
         soundfile.write(samples / f"{number}.wav", builders.tone(300.0, 800), 8000)
-        lines.append((f"{number}.wav", "guitar" if number else "drum"))
+        lines.append((f"{number}.wav", ("drum", "drum", "bell", "bell", "bell")[number] if number < 5 else "guitar"))
     with (samples / "metadata.csv").open("w", newline="") as file:
         csv.writer(file).writerows(lines)
     files = split_recordings([str(samples)], seed)
     assert {split: len(of_split["guitar"]) for split, of_split in files.items()} == {
         "train": 6, "validation": 1, "test": 2
     }  # fmt: skip
-    # one recording cannot be in three splits
-    assert not any("drum" in of_split for of_split in files.values())
+    # two recordings cannot be in three splits
+    assert [list(of_split) for of_split in files.values()] == [["bell", "guitar"]] * 3
 
 
 def test_a_crop_of_a_recording_contains_its_sound(tmp_path):
@@ -249,7 +274,7 @@ def test_a_short_recording_is_cropped_to_its_sound(tmp_path):
 def test_a_changed_table_of_recordings_changes_the_scenes(tmp_path):
     (tmp_path / "sounds").mkdir()
     lines = ["file_name,label"]
-    for label, number in itertools.product(("dog", "cat", "rain", "wind"), range(4)):
+    for label, number in itertools.product(("dog", "cat", "rain", "drilling"), range(4)):
         lines.append(f"{label}{number}.wav,{label}")
         soundfile.write(tmp_path / "sounds" / f"{label}{number}.wav", builders.tone(300.0, 800), 8000)
     table = tmp_path / "sounds" / "metadata.csv"
@@ -259,8 +284,25 @@ def test_a_changed_table_of_recordings_changes_the_scenes(tmp_path):
         sizes = {"num_train": 20, "num_validation": 2, "num_test": 2}
         rows[label] = load_splits("scenes", str(tmp_path / "cache"), **sizes, recordings=str(tmp_path / "sounds"))
     labels = {name: set(itertools.chain(*splits["train"]["labels"])) for name, splits in rows.items()}
-    assert labels == {"cat": {"dog", "cat", "rain", "wind"}, "cow": {"dog", "cow", "rain", "wind"}}
-    assert rows["cat"]["train"][0]["audio_path"] != rows["cow"]["train"][0]["audio_path"]
+    assert labels == {"cat": {"dog", "cat", "rain", "drilling"}, "cow": {"dog", "cow", "rain", "drilling"}}
+    assert set(rows["cat"]["train"]["license"]) == {"unknown"}
+
+
+def test_other_settings_and_recordings_have_other_files(tmp_path, monkeypatch):
+    write_digits(tmp_path)
+
+    def folder(**config):
+        return find_builder("scenes")(cache_dir=str(tmp_path / "cache"), **config).audio_folder
+
+    recorded = {"recordings": str(tmp_path)}
+    found = [folder(), folder(seed=1), folder(**recorded), folder(**recorded, seed=1), folder(duration_seconds=3)]
+    (tmp_path / "one_ada.wav").write_bytes(b"other")
+    found.append(folder(**recorded))
+    (tmp_path / "metadata.csv").write_text("file_name,label\none_ada.wav,one\n")
+    found.append(folder(**recorded))
+    monkeypatch.setattr("modeling_supclap.datasets_scripts.builders.scenes.SCENES_VERSION", -1)
+    found.append(folder())
+    assert len(set(found)) == len(found)
 
 
 def test_scenes_of_recordings(tmp_path):
@@ -276,6 +318,8 @@ def test_scenes_of_recordings(tmp_path):
     sizes = {"num_train": 6, "num_validation": 2, "num_test": 2}
     rows = load_splits("scenes", str(tmp_path / "cache"), **sizes, recordings=folders)
     assert {split: len(of_split) for split, of_split in rows.items()} == {"train": 6, "validation": 2, "test": 2}
+    four = ["dog", "one", "rain", "three"]  # the same in all processes
+    assert rows["train"]["labels"][:] == [four, ["one", "three", "two"], ["rain", "three"], ["dog"], four, four]
     samples, rate_hz = soundfile.read(rows["test"][0]["audio_path"])
     assert (len(samples), rate_hz) == (4 * RATE_HZ, RATE_HZ)
     with pytest.raises(FileNotFoundError, match=str(tmp_path / "esc" / "audio")):

@@ -188,6 +188,8 @@ def test_clips_are_reproducible_and_all_different():
     }
     assert len(set(clips.values())) == len(clips)
     assert render_clip(1, "test", 5).samples.tobytes() == clips[1, "test", 5]
+    times = render_clip(1, "test", 5, only_times=True)
+    assert (times.samples.size, times[1:]) == (0, render_clip(1, "test", 5)[1:])
 
 
 PROJECTIONS = [
@@ -273,6 +275,8 @@ def test_cache_and_audio_are_reused_and_deleted_audio_comes_back(tmp_path):
     def load(**config):
         return load_splits("synthetic", cache_dir=str(tmp_path), num_train=2, num_validation=0, num_test=0, **config)
 
+    load(limit=1)
+    assert [path.name for path in builder(tmp_path).audio_folder.iterdir()] == ["train-00000.wav"]
     rows = load()["train"]
     files = sorted(builder(tmp_path).audio_folder.iterdir())
     assert [str(path) for path in files] == rows["audio_path"][:]
@@ -297,6 +301,21 @@ def test_other_settings_have_other_caches_and_only_other_audio_has_other_files(t
     assert len(set(folders[:4])) == 4
     assert set(folders[4:7]) == {folders[0]}
     assert folders[7] == tmp_path / "elsewhere" / folders[0].name
+    assert builder(tmp_path, duration_seconds=2).audio_folder == folders[0]
+
+
+def test_a_relative_folder_of_audio_is_another_in_another_place(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "audio").mkdir()
+    found = {}
+    for name in ("a", "b"):
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("HOME", str(tmp_path / name))
+        made = [builder(tmp_path, audio_dir=path) for path in ("audio", "~/audio", str(tmp_path / name / "audio"))]
+        assert {each.audio_folder.parent for each in made} == {tmp_path / name / "audio"}
+        (found[name],) = {each.cache_dir for each in made}
+    assert found["a"] != found["b"]
 
 
 def test_a_changed_generator_has_another_cache_and_other_files(tmp_path, monkeypatch):

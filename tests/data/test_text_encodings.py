@@ -17,6 +17,8 @@ TEXTS = {
     "ell": ("cp1253", "a.wav,Δυνατή βροχή\n"),
     "fra": ("cp1252", "a.wav,La pluie tombe sur un toit en tôle – là-bas, «fort»\n"),
     "deu": ("cp1252", "a.wav,Ein Hund bellt über die Straße\n"),
+    "tur": ("cp1254", "a.wav,Şiddetli yağmur çatıya düşüyor, köpek havlıyor\n"),
+    "lit": ("cp1257", "a.wav,Stiprus lietus beldžia į žalią stogą, šuo tyliai loja\n"),
 }
 
 
@@ -43,11 +45,28 @@ def test_punctuation_alone_is_the_same_in_all_encodings_of_the_languages(caplog)
         decode_text(b"a \x93dog\x94", "a.txt", ["tha"])
 
 
-@pytest.mark.parametrize("language", ["zho", "jpn", "kor", "rus", "pol", "ell"])
-def test_a_text_in_none_of_the_languages_is_refused(language):
+@pytest.mark.parametrize(
+    ("language", "others"),
+    {
+        "zho": "jpn kor rus pol eng ell tur lit",
+        "jpn": "zho kor rus pol eng ell tur lit",
+        "kor": "jpn pol eng ell tur lit",
+        "rus": "zho jpn kor pol eng tur lit",
+        "pol": "zho jpn kor rus eng ell tur lit",
+        "ell": "zho jpn kor pol eng tur lit",
+        "fra": "zho jpn kor rus ell",
+        "deu": "zho jpn kor rus ell",
+        "tur": "zho jpn kor rus ell eng",
+        "lit": "zho jpn kor rus ell eng",
+    }.items(),
+)
+def test_a_text_in_none_of_the_languages_is_refused(language, others):
     encoding, text = TEXTS[language]
-    with pytest.raises(ValueError, match=r"a\.csv is not UTF-8.*cp1252.*encoding"):
-        decode_text(text.encode(encoding), "a.csv", ["eng", "fra"])
+    for other in others.split():
+        with pytest.raises(ValueError, match=r"a\.csv is not UTF-8, and plausible not in .*encoding"):
+            decode_text(text.encode(encoding), "a.csv", [other])
+    with pytest.raises(ValueError, match=r"a\.csv is not UTF-8, and plausible not in cp932, cp949; save"):
+        decode_text(TEXTS["pol"][1].encode("cp1250"), "a.csv", ["kor", "jpn"])
 
 
 def test_koi8_is_not_taken_for_cp1251():
@@ -58,9 +77,12 @@ def test_koi8_is_not_taken_for_cp1251():
     assert decode_text(text.encode("koi8-r"), "a.csv", ["rus"], "koi8-r") == text
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
 def test_unicode_needs_no_language(encoding, caplog):
-    assert decode_text(TEXTS["zho"][1].encode(encoding), "a.csv", ["eng"]) == TEXTS["zho"][1]
+    text = TEXTS["zho"][1]
+    content = ("\ufeff" * (encoding == "utf-16-be") + text).encode(encoding)
+    assert decode_text(content, "a.csv", ["eng"]) == text
+    assert decode_text(content, "a.csv", ["eng"], encoding.removesuffix("-sig")) == text  # without the mark
     assert not caplog.messages
 
 

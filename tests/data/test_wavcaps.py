@@ -65,6 +65,10 @@ def test_blacklisted_clips_are_excluded_by_default(tmp_path):
     assert load(tmp_path / "data", blacklists=BLACKLISTS[:2]).report()["left_out"]["blacklist"] == [
         max(listed - {"FreeSound/3"})
     ]
+    more = {"AudioSet": [], "FreeSound": ["5"]}
+    write_json(tmp_path / "data" / "json_files" / "blacklist" / BLACKLISTS[1], more)  # rows follow the blacklists
+    assert set(load(tmp_path / "data").report()["left_out"]["blacklist"]) == listed | {"FreeSound/5"}
+    write_json(tmp_path / "data" / "json_files" / "blacklist" / BLACKLISTS[1], {})
     everything = load(tmp_path / "data", blacklists=[])
     assert clip_ids(everything) == clip_ids(builder) | listed
     assert everything.report()["left_out"] == {}
