@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 # Code tokens: names, numbers, strings and operators. Docstrings, comments, commas and line breaks do not count, so that
 # neither dense nor airy code is rewarded. A commit that raises a number names the feature that needs it.
 BUDGETS = {
-    "modeling_supclap": 127_010,  # values kept between epochs, functions as objectives, serve.py, units, detections
-    "datasets_scripts": 68_980,
+    "modeling_supclap": 126_800,  # values kept between epochs, functions as objectives, serve.py, units, detections
+    "datasets_scripts": 68_650,
     "metrics": 9_450,
     "recipes": 26_750,  # the command that scores detections
     "recipes/studies": 11_000,
