@@ -292,7 +292,7 @@ def open_recording(source: Source, name: str, segment: Segment = WHOLE) -> Sound
             content = _Map(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     if not len(content):
         raise BadAudioError(f"{name} is empty: 0 bytes")
-    start = skip_id3(content)
+    start = skip_id3(content) if content[:3] == b"ID3" else 0
     return Sound(partial(_open_reader, content[start:] if start else content, name), name, segment)
 
 

@@ -41,7 +41,7 @@ def connect(*keys: Sequence[Hashable]) -> list[int]:
 
 def hash_copies(paths: Sequence[str]) -> list[str | None]:
     """Return one key per file, which files of equal content share; None for a file whose content no other file has."""
-    keys: dict[str, Any] = {path: os.path.getsize(path) for path in set(paths) if os.path.isfile(path)}
+    keys: dict[str, Any] = {path: os.path.getsize(path) for path in dict.fromkeys(paths) if os.path.isfile(path)}
     for hash_file in (_hash_head, file_sha256):  # the beginning is enough to tell most files of equal size apart
         counts = Counter(keys.values())
         keys = {path: (key, hash_file(path)) for path, key in keys.items() if key and counts[key] > 1}

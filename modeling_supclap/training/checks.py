@@ -60,8 +60,6 @@ def _model_rules(
     model: SupCLAPModel, args: SupCLAPTrainingArguments, processor: SupCLAPProcessor, has_own_objective: bool
 ) -> Rules:
     """Yield what a trainer refuses because of its model, its processor or the launch."""
-    is_frozen = not any(weight.requires_grad for weight in model.parameters())
-    yield is_frozen, "all weights of the model are frozen; set requires_grad of those to train"
     gpus, width, sharding = args.n_gpu, model.config.projection_dim, args.sharding
     yield gpus > 1, f"one process sees {gpus} GPUs; start one process per GPU with `accelerate launch`"
     without_bias = args.loss == "siglip" and not has_own_objective and model.logit_bias is None

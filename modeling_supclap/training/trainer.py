@@ -142,6 +142,8 @@ class SupCLAPTrainer(Trainer):
         self.has_own_objective = objective is not None or ":" in args.loss
         self.kept = KeptValues.open(args)
         self.module = self._build_module(args, objective)
+        if train_dataset is not None and not any(weight.requires_grad for weight in self.module.parameters()):
+            raise ValueError("all weights of the model are frozen; set requires_grad of those to train")
         self._spec_augment = SpecAugment(processing_class, args) if args.apply_spec_augment else None
         self._ema = EMACallback(self.module, args.ema_decay or 0)
         # file of frozen weights and its hash, see `write_frozen`

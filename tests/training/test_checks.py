@@ -67,7 +67,10 @@ MISSING = [{"clip_id": str(number), "audio_path": "missing.wav", "captions": {"e
             "processing_class is BertTokenizer; .*SupCLAPProcessor",
         ),
         (train_on(pd.DataFrame(MISSING), MISSING), "DataFrame.*from_pandas"),
-        (lambda folder: trainer_of(frozen_model(), arguments(folder)), "all weights of the model are frozen"),
+        (
+            lambda folder: SupCLAPTrainer(frozen_model(), arguments(folder), MISSING, MISSING, processor()),
+            "all weights of the model are frozen",
+        ),
         (
             train_on(MISSING, front_end=builders.pair("whisper")[1], features_on_device=True, on_bad_audio="skip"),
             "features_on_device.*WhisperFeatureExtractor",
@@ -125,6 +128,12 @@ def test_smaller_batches_of_negatives_are_named_once(tmp_path, rows, monkeypatch
     monkeypatch.setattr(SupCLAPTrainingArguments, "process_index", 1)
     with warnings.catch_warnings(action="error"):
         refuse_unsupported(*parts)
+
+
+def test_a_frozen_model_is_evaluated_and_trains_an_objective_with_weights(tmp_path, rows):
+    trainer = SupCLAPTrainer(frozen_model(), arguments(tmp_path, **QUICK), None, rows, processor())
+    assert trainer.evaluate()["eval_mean_recall"] > 0
+    build(tmp_path, rows, frozen_model(), svr="bi-dynamic", **QUICK)
 
 
 def test_batches_of_one_process_for_all_are_refused(tmp_path):
