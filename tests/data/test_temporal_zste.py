@@ -62,6 +62,8 @@ def test_more_items_than_there_are_go_on_with_other_recordings():
     assert len({record["id"] for record in records}) == len(records)  # nothing is asked twice
     few = Counter(record["family"] for record in zste_set(make_rows(("dog", "rain"))[::6], seed=0, num_items=20))
     assert few == {"single": 2, "concatenated": 2, "overlaid": 2}
+    one = [record["family"] for record in zste_set(make_rows(), seed=0, num_items=1)]
+    assert one == ["single", "concatenated", "overlaid"]
     with pytest.raises(ValueError, match=r"num_items.*0"):
         zste_set(make_rows(), seed=0, num_items=0)
 

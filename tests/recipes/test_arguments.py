@@ -183,6 +183,7 @@ def test_a_value_of_the_file_has_the_type_of_its_key(write, line, name, value):
         ("per_device_train_batch_size: 2.5", r"per_device_train_batch_size.*2\.5.*int"),
         ("languages: {eng: 1}", "languages.*list"),
         ("languages:", "languages.*None"),
+        ("languages: [{eng: 1}]", "languages.*'eng': 1"),
         ("options: [1, two]", "options.*'two'"),
         ("track_drift: maybe", "track_drift.*'maybe'.*bool"),
         ("svr: {kind: static}", "svr.*str"),

@@ -395,6 +395,7 @@ def test_other_options_of_the_dataset_need_another_output(folder, tmp_path):
         (["--folder", "nowhere"], FileNotFoundError, "nowhere"),
         (["--folder", ROOT / "docs"], FileNotFoundError, "docs"),
         (["--folder", "x", "--batch_size", 0], ValueError, "batch_size.*0"),
+        (["--folder", "x", "--device", "gpu"], ValueError, "device gpu is not available"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):

@@ -228,6 +228,7 @@ def test_both_stages_run_and_are_scored(run):
     assert trained["steps"] == sum(steps)
     assert trained["captions"] == 6 * (2 * steps[0] + 3 * steps[1])
     assert 0 < trained["seconds"] < time.perf_counter() - IMPORTED
+    assert trained["process_seconds"] > 0
     assert 0 <= trained["best_validation"]["temporal_accuracy"] <= 1
     assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
 
