@@ -264,7 +264,7 @@ def test_a_missing_folder_or_table_is_named(name, make, load, tmp_path):
     made = make(name)
     with pytest.raises(ValueError, match="data_dir"):
         load(name, made, data_dir=None)
-    for folder in (str(tmp_path / "nowhere"), "nowhere"):  # not an id of the Hub, because it has no owner
+    for folder in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "nowhere"):  # no id of the Hub: it has no owner
         with pytest.raises(FileNotFoundError, match="nowhere is not a folder; set it to"):
             load(name, made, data_dir=folder)
     (tmp_path / "empty").mkdir()

@@ -275,6 +275,13 @@ def test_the_hash_covers_what_changes_the_training_in_every_form_of_rows(column)
     assert len(hashes) == 3
 
 
+def test_the_hash_is_that_of_columns_in_another_order():
+    for captions in ({"eng": ["a dog"], "fra": ["un chien"]}, {"fra": ["un chien"], "eng": ["a dog"]}):
+        rows = [{"clip_id": "a", "captions": captions}]
+        assert hash_rows(rows) == hash_rows(datasets.Dataset.from_list(rows))
+        assert hash_rows(rows) == hash_rows([{"captions": dict(reversed(captions.items())), "clip_id": "a"}])
+
+
 @pytest.mark.parametrize(
     ("given", "suffices"), [("eng fra deu", True), ("eng deu", True), ("eng", False), ("fra deu", False)]
 )

@@ -310,6 +310,7 @@ def test_a_served_recording_has_chunks_and_a_rate(by_recipe, tmp_path, monkeypat
     assert [len(chunk) for chunk in chunks] == [16000] * 2
     assert np.abs(np.concatenate(chunks)).max() == pytest.approx(np.abs(sides).max() / 2, abs=0.02)
     mean = np.mean([[np.sqrt(16000), chunk[0]] for chunk in chunks], axis=0)
+    assert embeds.shape == (1, 2)
     np.testing.assert_allclose(embeds, [mean / np.linalg.norm(mean)], atol=1e-6)
 
     for rate_hz, target_hz in ((48000, 16000), (16000, 48000), (44100, 16000)):

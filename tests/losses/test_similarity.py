@@ -1,6 +1,7 @@
 """Unit norm of the embeddings of all losses, similarities in the wider dtype, and the mean over positives."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from modeling_supclap.losses import (
     support_vector_loss,
     temporal_nce,
 )
-from modeling_supclap.losses.similarity import positive_mean
+from modeling_supclap.losses.similarity import positive_mean, unit_norm
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "info_nce": lambda a, t, **o: info_nce(a, t, 9.0, **o),
@@ -94,6 +95,39 @@ def test_on_a_gpu_a_later_call_raises_and_no_call_waits() -> None:
         run_two_steps()
     torch.cuda.synchronize()
     assert info_nce(audio, text, 9.0).isfinite()  # the error is raised once
+
+
+class OnGPU(Tensor):
+    """Tensor that is said to be on a GPU."""
+
+    is_cuda = True
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec)
+
+
+def test_a_check_that_is_not_ready_raises_in_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready: list[bool] = []
+
+    def record_event(is_ready: bool = False) -> SimpleNamespace:
+        number = len(ready)
+        ready.append(is_ready)
+        return SimpleNamespace(query=lambda: ready[number])
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(record_event=record_event))
+    unit, longer = (embeds.as_subclass(OnGPU) for embeds in (unit_rows(5, 7), 2 * unit_rows(5, 7)))
+    for embeds in (unit, longer, unit, longer):
+        assert unit_norm(embeds) is embeds
+    ready[0] = ready[2] = True  # the one between them is not
+    assert unit_norm(unit) is unit
+    ready[1] = True
+    with pytest.raises(ValueError, match=r"by up to 1 \(on a GPU, in this or an earlier call\)"):
+        unit_norm(unit)
+    ready[:] = [True] * len(ready)
+    stream = SimpleNamespace(record_event=lambda: record_event(is_ready=True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    assert unit_norm(unit) is unit  # the error is raised once
 
 
 def test_a_compiled_loss_is_one_graph_without_the_check() -> None:
