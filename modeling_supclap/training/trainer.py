@@ -142,8 +142,6 @@ class SupCLAPTrainer(Trainer):
         self.has_own_objective = objective is not None or ":" in args.loss
         self.kept = KeptValues.open(args)
         self.module = self._build_module(args, objective)
-        if train_dataset is not None and not any(weight.requires_grad for weight in self.module.parameters()):
-            raise ValueError("all weights of the model are frozen; set requires_grad of those to train")
         self._spec_augment = SpecAugment(processing_class, args) if args.apply_spec_augment else None
         self._ema = EMACallback(self.module, args.ema_decay or 0)
         # file of frozen weights and its hash, see `write_frozen`
@@ -441,8 +439,11 @@ class SupCLAPTrainer(Trainer):
         Raises:
             RuntimeError: Another run is using the output folder.
             ValueError: There is no checkpoint, it is incomplete, or it was saved with different settings or training
-                rows. The message lists the differences. Or a new run would start in a folder with checkpoints.
+                rows. The message lists the differences. Or a new run would start in a folder with checkpoints, or all
+                weights are frozen.
         """
+        if not any(weight.requires_grad for weight in self.module.parameters()):
+            raise ValueError("all weights of the model are frozen; set requires_grad of those to train")
         folder = self.args.output_dir or "."
         with folder_lock(folder) if self.is_world_process_zero() else nullcontext():
             checkpoint = self._find_checkpoint(folder, resume_from_checkpoint)
