@@ -83,7 +83,8 @@ class ColumnOptions:
         caption_column: Column of captions: texts, lists of texts, either by language, or class labels. Default:
             `caption` or `captions`, together with `caption_1`, `caption_2` and so on; if there are none, `text`,
             `sentence`, `transcription` and others. Columns such as `caption_fra` are also read.
-        caption_language: Language of the caption columns that have no language in their name, as ISO 639-3 code.
+        caption_language: Language of the captions without one in the name of their column or in a column `language`
+            of their row, as ISO 639-3 code.
         caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
             `caption_column` and `caption_language`; other caption columns are ignored.
         label_column: Column of a class label, or of several.
