@@ -118,13 +118,19 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
                 return dict.fromkeys(tables, "")
             # A single table in the top folder may have any name; a text is a table only if its columns are set.
             on_top, texts = [file for file in files if "/" not in file], self._find_texts()
-            is_table = self.columns or self.caption_columns or (suffixes == TABLE_SUFFIXES and not texts)
+            is_table = (
+                self.columns or self.caption_columns or (suffixes == TABLE_SUFFIXES and not texts and files == on_top)
+            )
             if len(on_top) == 1 and is_table:
                 return {on_top[0]: ""}
             if texts:
                 return texts
         others = [file for file in self.files if file.lower().endswith(_UNREAD)]
-        hint = f", only {listing(others, 3)}: save it as one of these, with a column caption" if others else ""
+        hint = (
+            f", only {listing(others, 3)}: save it as metadata in one of these formats, with a column caption"
+            if others
+            else ""
+        )
         raise FileNotFoundError(
             f"{self.folder} contains neither a table metadata or captions, or train, val and test "
             f"({', '.join(TABLE_SUFFIXES)}), nor one table in the top folder, nor text files with the names of "
@@ -265,8 +271,14 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
     found = config.recordings.locate({row[:2] for row in rows})
     records: Records = {}
     for folder, name, record in rows:
-        key = found[folder, name][0], record["start_seconds"], record["end_seconds"]
-        records.setdefault(key, []).append(record)
+        file = found[folder, name][0]
+        other_split = split_by_folder([file])[file]
+        if not folder and "/" not in name and other_split and record["split"] not in ("", other_split):
+            raise ValueError(
+                f"{record['where']}: {name} is of the split {record['split']}, but only {file} has this name; write "
+                "the folders of the recordings in the table"
+            )
+        records.setdefault((file, record["start_seconds"], record["end_seconds"]), []).append(record)
     return dict(found.values()), records
 
 

@@ -243,7 +243,10 @@ class Columns:
         if not cell or None not in self.captions.values():
             return self.language
         column, advice = self.of_field["language"], "rename the column, or set columns={'language': ''}"
-        language = language_code(cell, among=None)
+        # "de", "pt-BR", "deu_Latn", or a name such as "Chinese (Simplified)"
+        code = re.fullmatch(r"([a-z]{2,3})(?:[-_]\w+)*|(\w+) \(.+\)", cell, re.IGNORECASE)
+        part = (code[1] or code[2]).casefold() if code else ""
+        language = language_code(find_language_code(cell) or find_language_code(part) or part)
         if not language:
             raise ValueError(f"{where}: the language of the captions is {cell!r}; use ISO 639-3 codes, {advice}")
         if language != self.language:
@@ -356,22 +359,18 @@ def _split_time(name: str) -> tuple[str, float | None]:
 
 
 @cache
-def language_code(key: str, among: Collection[str] | None = LANGUAGES) -> str:
-    """Return the ISO 639-3 code of a language code or an English name, or "".
+def language_code(key: str) -> str:
+    """Return the ISO 639-3 code of a language code with two or three letters or of an English name, or "".
 
-    Args:
-        among: Languages of names and of codes with two letters, which may be other words. None: all.
+    Names and codes of two letters are those of `LANGUAGES`, because others may be other words of a column name.
 
     >>> language_code("DEU"), language_code("zh-CN"), language_code("German"), language_code("id")
     ('deu', 'zho', 'deu', '')
-    >>> language_code("id", among=None)
-    'ind'
     """
     word = plain(key).partition("_")[0]
-    code = find_language_code(key) or find_language_code(word)
-    code = "zho" if "cmn" in (code, word) else code
-    if code and (among is None or code in among):
-        return code
+    code = find_language_code(word)
+    word = code if code in LANGUAGES else word
+    word = "zho" if word == "cmn" else word
     return word if re.fullmatch("[a-z]{3}", word) else ""
 
 

@@ -87,7 +87,8 @@ class Recordings:
             found[start, name] = next(((key, path) for key in keys if (path := self.at(key))), (keys[0], None))
             if found[start, name][1] is None and (path := self._elsewhere(start, name)):
                 ends[start, name] = path
-        counts = Counter(path for _, path in {(name, path) for (_, name), path in ends.items()})
+        counts: Counter[Path | None] = Counter(path for _, path in {(name, path) for (_, name), path in ends.items()})
+        counts.update(path for _, path in found.values())
         found |= {pair: ("", path) for pair, path in ends.items() if counts[path] == 1}
         for pair, (key, path) in found.items():
             file = key if path is None else self._key(str(path))
@@ -101,7 +102,7 @@ class Recordings:
             parts = name.partition("?")[0].split("/")
             paths = (self.at("/".join(parts[first:])) for first in range(1, len(parts)))
             return next(filter(None, paths), None)
-        file = None if start or "/" in name else self._by_unique_stem.get(stem_of(name))
+        file = None if start or "/" in name else self._by_loose_name.get(_loose(name))
         return self.folder / file if file else None
 
     def _key(self, name: str) -> str:
@@ -171,8 +172,8 @@ class Recordings:
         return self._index(stem_of)
 
     @cached_property
-    def _by_unique_stem(self) -> dict[str, str]:
-        return _index_unique(self._by_path.values(), stem_of)
+    def _by_loose_name(self) -> dict[str, str]:
+        return _index_unique(self._by_path.values(), lambda file: _loose(os.path.basename(file)))
 
     def _index(self, key: Callable[[str], str]) -> dict[str, str]:
         # In order of increasing preference, because the last file with a key replaces the others.

@@ -268,6 +268,10 @@ def test_a_single_table_may_have_any_name(folder, load):
     (folder / "7.txt").write_text("a bell", encoding="utf-8")
     assert [row["captions"]["eng"] for row in rows_of(load(test_fraction=1)).values()] == [["a bell"]]
     (folder / "7.txt").unlink()
+    write_csv(folder / "more/notes.csv", [["file_name", "caption"]])  # which of two tables?
+    with pytest.raises(FileNotFoundError, match=r"only more/notes\.csv, notes\.csv, notes\.txt: save it as metadata"):
+        load()
+    (folder / "more/notes.csv").unlink()
     (folder / "notes.csv").unlink()
     with pytest.raises(FileNotFoundError, match=r"nor one table in the top folder.*only notes\.txt"):
         load()
@@ -367,6 +371,17 @@ def test_captions_can_be_in_text_files_next_to_the_audio(folder, load):
     rows = rows_of(load(languages=["fra"], caption_language="fra", caption_column="View"))
     assert rows["3.wav"]["captions"] == {"fra": ["Changed"]}  # without this column
     assert rows["1.wav"]["captions"] == {"fra": ["Spectrogram 1"]}
+
+
+def test_the_column_split_of_a_table_counts_more_than_its_folder(tmp_path, load):
+    touch(tmp_path / "data" / "train", NAMES)
+    splits = ["train", "val", "test", "train", *["val"] * 6]
+    table = [
+        ["file_name", "caption", "split"],
+        *([name, "A", split] for name, split in zip(NAMES, splits, strict=True)),
+    ]
+    write_csv(tmp_path / "data" / "train" / "metadata.csv", table)
+    assert sizes_of(load()) == {"train": 2, "validation": 7, "test": 1}
 
 
 def test_texts_of_recordings_named_like_splits_are_no_splits(tmp_path, load):
@@ -746,6 +761,15 @@ def test_names_without_their_folder_are_found_if_one_file_has_them(tmp_path, loa
         path = f"{folders[name]}/{name}"
         assert (row["clip_id"], row["captions"]["eng"]) == (path, [name])
         assert row["audio_path"] == str(tmp_path / "data" / path)
+    with_path = [*table, ["eval/x/2.wav", "the same"], ["5", "of another"]]
+    write_csv(tmp_path / "data" / "metadata.csv", [*with_path, ["dev/5.wav", "missing"]])
+    assert "2.wav" in (rows := rows_of(load()))
+    assert rows["2.wav"]["captions"]["eng"] == ["the same"]  # which of two names is in the folder is not known
+    write_csv(tmp_path / "data" / "metadata.csv", table)
+    (tmp_path / "data" / "metadata.csv").rename(tmp_path / "data" / "train.csv")
+    with pytest.raises(ValueError, match=r"train\.csv, line 3: 1 is of the split train, but only dev/1\.wav has"):
+        load().as_dataset()
+    (tmp_path / "data" / "train.csv").rename(tmp_path / "data" / "metadata.csv")
     touch(tmp_path / "data", ["backup/0.flac"])
     assert "0.wav" not in rows_of(load())
     assert rows_of(load(audio_dir=str(tmp_path / "data" / "training"))).keys() == {"0.wav", "3.wav", "6.wav", "9.wav"}

@@ -292,7 +292,8 @@ def test_captions_with_and_without_a_language_are_not_merged():
         ("it", "ita"),
         ("Swiss German", "gsw"),
         ("Mandarin Chinese", "zho"),
-        ("zh_CN", "zho"),
+        ("zh_Hans-CN", "zho"),
+        ("Chinese (Simplified)", "zho"),
         ("en", "eng"),
         (None, "eng"),
     ],
@@ -307,11 +308,12 @@ def test_captions_are_in_the_language_of_their_row(cell, language, caplog):
     assert read(values, columns={"language": ""}, caption_language="spa")["captions"] == {"spa": ["a"], "fra": ["b"]}
 
 
-def test_an_unknown_language_of_a_row_is_refused_if_captions_are_in_it():
-    values = {"text": "a", "language": "multi"}
-    with pytest.raises(ValueError, match=r"line 2: .* is 'multi'; use ISO 639-3 .*columns=\{'language': ''\}"):
+@pytest.mark.parametrize("cell", ["multi", "en,de", "en/de", ["en", "de"], "Non English", "12"])
+def test_an_unknown_language_of_a_row_is_refused_if_captions_are_in_it(cell):
+    values = {"text": "a", "language": cell}
+    with pytest.raises(ValueError, match=r"line 2: .*; use ISO 639-3 .*columns=\{'language': ''\}"):
         read(values)
-    assert read({"caption_eng": "a", "lang": "multi"})["captions"] == {"eng": ["a"]}
+    assert read({"caption_eng": "a", "lang": cell})["captions"] == {"eng": ["a"]}
     assert Columns(values, ColumnOptions(), captioned=False).read(values, "line 2")["captions"] == {}
 
 

@@ -70,6 +70,9 @@ def test_a_path_is_found_in_another_format_and_the_format_named_wins(tmp_path):
     assert recordings.locate([("", "1")])["", "1"] == ("1", None)
     (tmp_path / "y/1.flac").rename(tmp_path / "y/3.flac")
     assert Recordings(tmp_path).locate([("", "1")])["", "1"] == ("x/1.wav", tmp_path / "x/1.wav")
+    touch(tmp_path, ["z/Été.wav"])
+    other = unicodedata.normalize("NFD", "ÉTÉ.WAV")
+    assert Recordings(tmp_path).locate([("", other)])["", other] == ("z/Été.wav", tmp_path / "z/Été.wav")
     touch(tmp_path, ["y/1.flac"])
     assert recordings.named(["0", "2", "1"]) == tmp_path / "2.opus"
     assert recordings.named(["1"]) == tmp_path / "x/1.wav"
