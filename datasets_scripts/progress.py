@@ -60,5 +60,5 @@ def progress(
         return Bar(items, description, total, initial=start, disable=quiet, **style)
 
     style |= {"bar_format": "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left", "leave": False}
-    style["delay"] = FIRST_LOG_SECONDS
+    style["delay"] = min(FIRST_LOG_SECONDS, LOG_SECONDS)
     return LogLines(items, description, total, initial=start, disable=quiet, **style)

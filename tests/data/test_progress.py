@@ -16,8 +16,7 @@ def test_a_short_job_prints_nothing_to_a_log(capsys, monkeypatch, quiet, first_s
 
 
 def test_a_log_gets_whole_lines(capsys, monkeypatch):
-    monkeypatch.setattr(module, "LOG_SECONDS", 0.0)
-    monkeypatch.setattr(module, "FIRST_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LOG_SECONDS", 0.0)  # the first line is not later than the second
     list(progress(range(2), "reading", 5, "clips", start=3))
     lines = capsys.readouterr().err.replace("\r", "").split("\n")
     told = [line.rsplit(",", 1)[0] for line in lines if line.strip()]
