@@ -252,7 +252,7 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
             if record["split"] not in ("", *SPLITS):
                 raise ValueError(f"{where}: the split is {record['split']!r}; expected one of {', '.join(SPLITS)}")
             if not recording:
-                record["split"] = record["split"] or _split_of_table(table)
+                record["split"] = record["split"] or _split_of_table(table) or ""
             name = recording or str(values.get(columns.of_field.get("file_name", "file_name")) or "").strip()
             if not name:
                 raise ValueError(
@@ -342,4 +342,4 @@ def _split_of_table(file: str) -> str | None:
     words = set(re.findall(r"[^\W_]+", os.path.splitext(os.path.basename(file).casefold())[0]))
     splits = {SPLIT_NAMES[word] for word in words & SPLIT_NAMES.keys()}
     is_table = words <= _TABLE_WORDS | SPLIT_NAMES.keys() and words != {"manifest"}
-    return "".join(splits) if is_table and len(splits) < 2 else None
+    return "".join(splits) if is_table and words and len(splits) < 2 else None

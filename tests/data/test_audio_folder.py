@@ -761,6 +761,9 @@ def test_names_without_their_folder_are_found_if_one_file_has_them(tmp_path, loa
         path = f"{folders[name]}/{name}"
         assert (row["clip_id"], row["captions"]["eng"]) == (path, [name])
         assert row["audio_path"] == str(tmp_path / "data" / path)
+    (tmp_path / "data" / "metadata.csv").rename(tmp_path / "data" / "sounds.csv")
+    assert sizes_of(load()) == {"train": 4, "validation": 3, "test": 3}
+    (tmp_path / "data" / "sounds.csv").unlink()
     with_path = [*table, ["eval/x/2.wav", "the same"], ["5", "of another"]]
     write_csv(tmp_path / "data" / "metadata.csv", [*with_path, ["dev/5.wav", "missing"]])
     assert "2.wav" in (rows := rows_of(load()))
