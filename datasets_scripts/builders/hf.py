@@ -348,7 +348,7 @@ def _storing_audio_as_paths() -> Iterator[None]:
 def _resolve_paths(stored: pyarrow.ChunkedArray, folder: Path) -> pyarrow.ChunkedArray:
     """Replace relative paths of recordings without bytes by paths in `folder`, if such files are there."""
     has_bytes = pc.any(pc.is_valid(pc.struct_field(stored, "bytes"))).as_py()
-    if has_bytes:
+    if has_bytes or not folder.is_dir():  # an id of the Hub
         return stored
     rows = stored.to_pylist()
     for row in rows:

@@ -307,7 +307,7 @@ class ThroughputCallback(TrainerCallback):
         self._since, self._is_warm = now, True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self._has_logged or self._spent == 0:
+        if self._has_logged or self._spent == 0 or "clips_per_second" not in logs:
             return
         self._has_logged = True
         if self._waited > STARVED * self._spent and state.is_world_process_zero:

@@ -232,7 +232,7 @@ def write_run_file(folder: str | Path, run: Mapping[str, Any], frozen: Mapping[s
     `run` is from `describe_run`, and `frozen` from `write_frozen`.
     """
     files = dict(frozen)
-    for path in Path(folder).rglob("*"):
+    for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = file_sha256(path)
     write_json(Path(folder) / RUN_FILE, {**run, "sha256": files})

@@ -193,7 +193,7 @@ class ContrastiveCollator:
         for index, (row, position) in enumerate(zip(rows, crop_positions, strict=True)):
             keys = self._keys(row, position)
             if keys:
-                known |= self.kept.find(keys.values(), tower)
+                known |= self.kept.find(keys.values() - known.keys(), tower)
             key: Key | None = next((key for key in keys.values() if key in known or key in new), None)
             if key is None:
                 key = keys.get(self._is_whole(row), index) if keys else index
@@ -230,7 +230,7 @@ class ContrastiveCollator:
         extractor = self.processor.feature_extractor
         clip = extractor.extend(clip) if hasattr(extractor, "extend") else clip
         integers = to_int16(clip)
-        return {"samples": integers if (integers / 32768 == clip).all() else clip}
+        return {"samples": integers if (integers / np.float32(32768) == clip).all() else clip}
 
     def _stack(self, clips: Sequence[Features]) -> dict[str, Any]:
         """Stack the features or samples of clips to a batch, with their lengths."""

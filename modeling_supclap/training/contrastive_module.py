@@ -243,7 +243,7 @@ class ContrastiveModule(nn.Module):
         `given` are the keys of the inputs.
         """
         tower, projection = self.kept.towers[kind], self.model.get_submodule(f"{kind}_projection")
-        known = self.kept.find(keys, tower)
+        known = self.kept.find(dict.fromkeys(keys), tower)
         places = {key: place for place, key in enumerate(given) if key not in known}
         if places:
             rows = list(places.values())
