@@ -117,14 +117,12 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
             if tables := self._named_tables(files):
                 return dict.fromkeys(tables, "")
             # A single table in the top folder may have any name; a text is a table only if its columns are set.
-            on_top, texts = [file for file in files if "/" not in file], self._find_texts()
-            is_table = (
-                self.columns or self.caption_columns or (suffixes == TABLE_SUFFIXES and not texts and files == on_top)
-            )
-            if len(on_top) == 1 and is_table:
+            on_top = [file for file in files if "/" not in file]
+            is_only_table = suffixes == TABLE_SUFFIXES and files == on_top and not self._texts
+            if len(on_top) == 1 and (self.columns or self.caption_columns or is_only_table):
                 return {on_top[0]: ""}
-            if texts:
-                return texts
+            if self._texts:
+                return self._texts
         others = [file for file in self.files if file.lower().endswith(_UNREAD)]
         hint = (
             f", only {listing(others, 3)}: save it as metadata in one of these formats, with a column caption"
@@ -152,8 +150,9 @@ class AudioFolderConfig(FolderConfig, ColumnOptions):
                 raise ValueError(f"{self.folder} has several tables {kind}in one folder: {other}, {file}; keep one")
         return chosen
 
-    def _find_texts(self) -> dict[str, str]:
-        """Return the text files and tables with the name of a recording, as `{file: recording}`."""
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """The text files and tables with the name of a recording, as `{file: recording}`."""
         texts = {}
         for file in self.files:
             stem, suffix = os.path.splitext(file)
@@ -201,8 +200,7 @@ class AudioFolder(RowBuilder):
     def collect(self) -> Collection:
         """Return the recordings that have captions in a table or a text file."""
         config, collection = self.config, Collection()
-        paths, records = read_records(config)
-        of_folder = split_by_folder(paths)
+        paths, of_folder, records = read_records(config)
         clips: dict[str, Clip] = {}
         names: list[str] = []  # recording of each clip
         given: list[str] = []  # split of each clip, "" if it is unknown
@@ -239,8 +237,9 @@ Records = dict[tuple[str, float | None, float | None], list[Record]]
 """Lines of each clip, by the name of its recording and the part that is the clip."""
 
 
-def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Records]:
-    """Read all tables. Return the path of each recording by its name (None: it is missing), and the lines of each clip.
+def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], dict[str, str], Records]:
+    """Read all tables. Return the path of each recording by its name (None: it is missing), the split in the names of
+    its folders, and the lines of each clip.
 
     The name of a recording in the folder is its relative path. Raises ValueError if no caption is in `languages`.
     """
@@ -269,17 +268,19 @@ def read_records(config: AudioFolderConfig) -> tuple[dict[str, Path | None], Rec
         )
 
     found = config.recordings.locate({row[:2] for row in rows})
+    paths = dict(found.values())
+    of_folder = split_by_folder(paths)
     records: Records = {}
     for folder, name, record in rows:
         file = found[folder, name][0]
-        other_split = split_by_folder([file])[file]
-        if not folder and "/" not in name and other_split and record["split"] not in ("", other_split):
+        splits = {record["split"], of_folder[file]} - {""}
+        if not folder and "/" not in name and len(splits) > 1:
             raise ValueError(
                 f"{record['where']}: {name} is of the split {record['split']}, but only {file} has this name; write "
                 "the folders of the recordings in the table"
             )
         records.setdefault((file, record["start_seconds"], record["end_seconds"]), []).append(record)
-    return dict(found.values()), records
+    return paths, of_folder, records
 
 
 def merge(field: str, name: str, lines: Iterable[Record]) -> Any:

@@ -233,22 +233,19 @@ class Columns:
             segment = self._read_part(cells)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-        language = self._read_language(clean_text(cells.get("language")), where)
+        language = self._read_language(cells.get("language"), where)
         captions, labels = self._read_captions(values, language, where), self._read_labels(cells.get("labels"))
         events = _read_events(parse(cells.get("events")), where)
         return {**record, "captions": captions, "labels": labels, "events": events, **segment, "where": where}
 
-    def _read_language(self, cell: str, where: str) -> str:
+    def _read_language(self, cell: Any, where: str) -> str:
         """Return the language of the captions of a row that have none in the name of their column."""
-        if not cell or None not in self.captions.values():
+        if None not in self.captions.values() or not (text := clean_text(cell)):
             return self.language
         column, advice = self.of_field["language"], "rename the column, or set columns={'language': ''}"
-        # "de", "pt-BR", "deu_Latn", or a name such as "Chinese (Simplified)"
-        code = re.fullmatch(r"([a-z]{2,3})(?:[-_]\w+)*|(\w+) \(.+\)", cell, re.IGNORECASE)
-        part = (code[1] or code[2]).casefold() if code else ""
-        language = language_code(find_language_code(cell) or find_language_code(part) or part)
+        language = _stated_language(text)
         if not language:
-            raise ValueError(f"{where}: the language of the captions is {cell!r}; use ISO 639-3 codes, {advice}")
+            raise ValueError(f"{where}: the language of the captions is {text!r}; use ISO 639-3 codes, {advice}")
         if language != self.language:
             warn_once(f"the column {column!r} has the language of the captions; if it is another one, {advice}")
         return language
@@ -372,6 +369,18 @@ def language_code(key: str) -> str:
     word = code if code in LANGUAGES else word
     word = "zho" if word == "cmn" else word
     return word if re.fullmatch("[a-z]{3}", word) else ""
+
+
+@cache
+def _stated_language(text: str) -> str:
+    """Return the ISO 639-3 code of a language in a cell of its own, or "".
+
+    >>> _stated_language("pt-BR"), _stated_language("Chinese (Simplified)"), _stated_language("en, de")
+    ('por', 'zho', '')
+    """
+    match = re.fullmatch(r"([a-z]{2,3})(?:[-_]\w+)*|(\w+) \(.+\)", text, re.IGNORECASE)
+    part = (match[1] or match[2]).casefold() if match else ""
+    return language_code(find_language_code(text) or find_language_code(part) or part)
 
 
 def clean_text(cell: Any) -> str:
